@@ -1,0 +1,110 @@
+"""Current OpenTelemetry context <-> carrier, through the global propagator.
+
+A *carrier* is a mapping ``str -> str`` of propagation headers: ``traceparent`` and ``tracestate``
+(W3C Trace Context), ``baggage`` (W3C Baggage), and whatever else the configured propagator adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Final, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from lens_core.errors import CarrierError
+from lens_core.incidents import incidents
+
+try:
+    from opentelemetry.propagate import get_global_textmap
+except ValueError as error:
+    # opentelemetry.propagate raises at import when OTEL_PROPAGATORS names one that is not
+    # installed. A wrong variable must not stop a training job, so fall back to the defaults.
+    incidents.record(
+        "propagators.invalid",
+        str(error),
+        todo="Correct OTEL_PROPAGATORS; tracecontext and baggage are used until then.",
+    )
+    _W3C: Final = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+
+    def get_global_textmap() -> TextMapPropagator:
+        """The W3C defaults, used because the configured propagators cannot be loaded."""
+        return _W3C
+
+
+__all__ = ["MAX_CARRIER_BYTES", "check_carrier", "extract_context", "inject_context"]
+
+#: Largest carrier, in UTF-8 bytes of all keys and values, that is accepted from outside. W3C
+#: Baggage asks for at least 8,192 bytes of baggage (section "Limits"), and W3C Trace Context for at
+#: least 512 of tracestate (section 3.3.1.5); twice their sum leaves room for other headers.
+MAX_CARRIER_BYTES: Final = 16_384
+
+_C = TypeVar("_C", bound=MutableMapping[str, str])
+
+
+def check_carrier(carrier: object) -> Mapping[str, str]:
+    """The carrier itself, when it is one.
+
+    Raises:
+        CarrierError: If it is not a mapping of strings to strings, or is larger than
+            :data:`MAX_CARRIER_BYTES`.
+    """
+    if not isinstance(carrier, Mapping):
+        raise CarrierError(f"expected a mapping, got {type(carrier).__name__}")
+    size = 0
+    for key, value in carrier.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise CarrierError(
+                f"expected str -> str, got {type(key).__name__} -> {type(value).__name__}"
+            )
+        # Characters first: encoding a huge value only to refuse it would itself be the harm.
+        size += len(key) + len(value)
+        if size <= MAX_CARRIER_BYTES and not (key.isascii() and value.isascii()):
+            try:
+                size += len(key.encode()) + len(value.encode()) - len(key) - len(value)
+            except UnicodeEncodeError as error:
+                raise CarrierError(f"not encodable as UTF-8: {error.reason}") from None
+        if size > MAX_CARRIER_BYTES:
+            raise CarrierError(f"larger than {MAX_CARRIER_BYTES} bytes")
+    return carrier
+
+
+def inject_context(carrier: _C, context: Context | None = None) -> _C:
+    """The same carrier, with the headers of a context written into it.
+
+    Nothing is written where the context holds neither a span nor baggage.
+
+    Args:
+        carrier: Mutable mapping that receives the headers, in place.
+        context: The context to inject; the current one if not given.
+    """
+    get_global_textmap().inject(carrier, context=context)
+    return carrier
+
+
+def extract_context(carrier: Mapping[str, str] | None) -> Context:
+    """The context that a carrier holds, as a new context.
+
+    An empty, invalid or oversized carrier gives an empty context, never the current one: a span
+    started under it is a root. Never raises; what is refused is counted as ``carrier.rejected``.
+    A carrier whose ``traceparent`` is malformed is refused whole, its baggage too.
+
+    Args:
+        carrier: Headers, as :func:`inject_context` wrote them in another process.
+    """
+    empty = Context()
+    if not carrier and (carrier is None or isinstance(carrier, Mapping)):
+        return empty
+    try:
+        context = get_global_textmap().extract(check_carrier(carrier), context=empty)
+    except Exception as error:  # noqa: BLE001 - a foreign propagator may raise anything
+        incidents.record("carrier.rejected", f"{type(error).__name__}: {error}")
+        return empty
+    if "traceparent" in carrier and not trace.get_current_span(context).get_span_context().is_valid:
+        incidents.record("carrier.rejected", f"traceparent {carrier['traceparent']!r} is not valid")
+        return empty
+    return context

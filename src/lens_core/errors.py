@@ -1,0 +1,110 @@
+"""Every error that lens raises.
+
+    LensError
+    ├── CarrierError (ValueError)        a carrier that is not ``str -> str`` or is too large
+    ├── FrameError (ValueError)          bytes that are no frame, or a carrier that fits no frame
+    ├── ConfigError (ValueError)         a setting that is not one of the allowed values
+    ├── SetupError (RuntimeError)        set-up done twice, or in a process where it cannot work
+    ├── MissingExtraError (ImportError)  an optional dependency that is not installed
+    ├── SourceRankError (ValueError)     a rank that cannot be the source of a collective
+    ├── ProcessGroupError (RuntimeError) a process group that is destroyed or cannot be used
+    ├── MessageError (TypeError)         a message that a carrier cannot ride on
+    └── ConformanceError (AssertionError) a transport that breaks a law of the kit
+
+Each error builds its own message from what is wrong and says what to do about it. Telemetry raises
+only for what the caller did wrong at a call made by name; what goes wrong later is an *incident*
+(see :mod:`lens_core.incidents`): counted, logged once, and survived.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "LensError",
+    "CarrierError",
+    "FrameError",
+    "ConfigError",
+    "SetupError",
+    "MissingExtraError",
+    "SourceRankError",
+    "ProcessGroupError",
+    "MessageError",
+    "ConformanceError",
+]
+
+
+class LensError(Exception):
+    """The root: ``except LensError`` catches all that lens raises."""
+
+
+class CarrierError(LensError, ValueError):
+    """A carrier that is not a mapping of strings to strings, or is larger than the limit."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"not a valid carrier: {problem}")
+        self.problem = problem
+
+
+class FrameError(LensError, ValueError):
+    """Bytes that are not a frame, or a carrier that does not fit a frame."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"not a valid frame: {problem}")
+        self.problem = problem
+
+
+class ConfigError(LensError, ValueError):
+    """A setting that is not one of the allowed values."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(f"{name}={value!r} is not valid; expected {allowed}")
+        self.name = name
+        self.value = value
+        self.allowed = allowed
+
+
+class SetupError(LensError, RuntimeError):
+    """Set-up was done twice, or in a process in which it cannot work."""
+
+
+class MissingExtraError(LensError, ImportError):
+    """An optional dependency that is not installed; the message names the extra."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(
+            f"{module} is not installed; install it with: pip install 'lens-otel[{extra}]'"
+        )
+        self.module = module
+        self.extra = extra
+
+
+class SourceRankError(LensError, ValueError):
+    """A rank that cannot be the source of this collective."""
+
+    def __init__(self, src_rank: int, problem: str) -> None:
+        super().__init__(f"rank {src_rank} cannot be the source: {problem}")
+        self.src_rank = src_rank
+        self.problem = problem
+
+
+class ProcessGroupError(LensError, RuntimeError):
+    """A process group that is destroyed, or cannot be used for this call."""
+
+    def __init__(self, rank: int | None, problem: str) -> None:
+        who = "this process" if rank is None else f"rank {rank}"
+        super().__init__(f"{who}: {problem}")
+        self.rank = rank
+        self.problem = problem
+
+
+class MessageError(LensError, TypeError):
+    """A message that a carrier cannot ride on; the message says what to do instead."""
+
+
+class ConformanceError(LensError, AssertionError):
+    """A transport that breaks a law of the conformance kit."""
+
+    def __init__(self, transport: str, law: str, problem: str) -> None:
+        super().__init__(f"transport {transport!r} breaks the law {law!r}: {problem}")
+        self.transport = transport
+        self.law = law
+        self.problem = problem

@@ -1,0 +1,61 @@
+"""What went wrong and was survived: counted, and logged once per kind with what to do.
+
+Telemetry never raises into a training step, so a failure needs another way to be seen. Every
+such failure is an *incident* of a named kind. The first of a kind in a process is logged at
+WARNING; all are counted, and the counts can be read by a person (``lens doctor``), by a metric, or
+by a test.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+__all__ = ["Incidents", "incidents"]
+
+_log = logging.getLogger("lens_core")
+
+
+class Incidents:
+    """Counts incidents by kind and logs the first of each kind.
+
+    Thread-safe. A kind is a short dotted name, such as ``"carrier.rejected"``. The counters only
+    grow; to see what a piece of code did, compare :meth:`counts` before and after it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def record(self, kind: str, what: str, *, todo: str = "") -> None:
+        """Count one incident; log the first of its kind in this process.
+
+        Never raises.
+
+        Args:
+            kind: Short dotted name that is counted.
+            what: What happened, for the log line.
+            todo: What the reader can do about it, for the log line.
+        """
+        with self._lock:
+            self._counts[kind] += 1
+            first = self._counts[kind] == 1
+        if first:
+            advice = f" {todo}" if todo else ""
+            _log.warning("%s: %s.%s Further ones are only counted.", kind, what, advice)
+
+    def count(self, kind: str) -> int:
+        """How many incidents of this kind this process has seen."""
+        with self._lock:
+            return self._counts[kind]
+
+    def counts(self) -> Mapping[str, int]:
+        """A snapshot: kind to count, for all kinds seen so far."""
+        with self._lock:
+            return dict(self._counts)
+
+
+#: The incidents of this process.
+incidents = Incidents()
