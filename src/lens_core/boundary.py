@@ -123,6 +123,12 @@ def receive(transport: Transport[M], message: M) -> Inbound[M]:
         return Inbound(received.message, {}, CarrierStatus.REJECTED, Context())
     if not received.carrier:
         return Inbound(received.message, {}, CarrierStatus.ABSENT, Context())
+    if received.truncated:
+        incidents.record(
+            "carrier.truncated",
+            f"{transport.name}: the sender left out headers that did not fit",
+            todo="Send less baggage; the trace itself is complete.",
+        )
     context = extract_context(received.carrier)
     if not context:
         return Inbound(received.message, {}, CarrierStatus.REJECTED, context)

@@ -6,8 +6,8 @@ A *carrier* is a mapping ``str -> str`` of propagation headers: ``traceparent`` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
-from typing import Final, TypeVar
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Final, TypeVar, cast
 
 from opentelemetry import trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
@@ -36,7 +36,14 @@ except ValueError as error:
         return _W3C
 
 
-__all__ = ["MAX_CARRIER_BYTES", "check_carrier", "extract_context", "inject_context"]
+__all__ = [
+    "MAX_CARRIER_BYTES",
+    "carrier_size",
+    "check_carrier",
+    "extract_context",
+    "inject_context",
+    "shrinking",
+]
 
 #: Largest carrier, in UTF-8 bytes of all keys and values, that is accepted from outside. W3C
 #: Baggage asks for at least 8,192 bytes of baggage (section "Limits"), and W3C Trace Context for at
@@ -46,12 +53,11 @@ MAX_CARRIER_BYTES: Final = 16_384
 _C = TypeVar("_C", bound=MutableMapping[str, str])
 
 
-def check_carrier(carrier: object) -> Mapping[str, str]:
-    """The carrier itself, when it is one.
+def carrier_size(carrier: object) -> int:
+    """Bytes of all keys and values of a carrier, in UTF-8.
 
     Raises:
-        CarrierError: If it is not a mapping of strings to strings, or is larger than
-            :data:`MAX_CARRIER_BYTES`.
+        CarrierError: If it is not a mapping of strings to strings, or cannot be encoded.
     """
     if not isinstance(carrier, Mapping):
         raise CarrierError(f"expected a mapping, got {type(carrier).__name__}")
@@ -61,16 +67,43 @@ def check_carrier(carrier: object) -> Mapping[str, str]:
             raise CarrierError(
                 f"expected str -> str, got {type(key).__name__} -> {type(value).__name__}"
             )
-        # Characters first: encoding a huge value only to refuse it would itself be the harm.
-        size += len(key) + len(value)
-        if size <= MAX_CARRIER_BYTES and not (key.isascii() and value.isascii()):
-            try:
-                size += len(key.encode()) + len(value.encode()) - len(key) - len(value)
-            except UnicodeEncodeError as error:
-                raise CarrierError(f"not encodable as UTF-8: {error.reason}") from None
-        if size > MAX_CARRIER_BYTES:
-            raise CarrierError(f"larger than {MAX_CARRIER_BYTES} bytes")
-    return carrier
+        try:
+            size += len(key.encode()) + len(value.encode())
+        except UnicodeEncodeError as error:
+            raise CarrierError(f"{key!r} cannot be encoded as UTF-8: {error.reason}") from None
+    return size
+
+
+def check_carrier(carrier: object) -> Mapping[str, str]:
+    """The carrier itself, when it is one that may come from outside.
+
+    Raises:
+        CarrierError: If it is not a mapping of strings to strings, or is larger than
+            :data:`MAX_CARRIER_BYTES`.
+    """
+    size = carrier_size(carrier)
+    if size > MAX_CARRIER_BYTES:
+        raise CarrierError(f"{size} bytes are more than {MAX_CARRIER_BYTES}")
+    return cast("Mapping[str, str]", carrier)
+
+
+def shrinking(carrier: Mapping[str, str]) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
+    """The carrier, then ever smaller ones, for a place where it does not fit.
+
+    ``baggage`` goes first, then ``tracestate``, then all other headers, but never ``traceparent``.
+
+    Yields:
+        What is left, and the names of the headers that were left out.
+    """
+    left = dict(carrier)
+    dropped: list[str] = []
+    yield dict(left), ()
+    others = tuple(name for name in left if name not in ("traceparent", "tracestate", "baggage"))
+    for names in (("baggage",), ("tracestate",), others):
+        gone = [name for name in names if left.pop(name, None) is not None]
+        if gone:
+            dropped += gone
+            yield dict(left), tuple(dropped)
 
 
 def inject_context(carrier: _C, context: Context | None = None) -> _C:

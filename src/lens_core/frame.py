@@ -34,7 +34,7 @@ from typing import Final, Protocol
 
 import msgpack
 
-from lens_core.carrier import MAX_CARRIER_BYTES, check_carrier
+from lens_core.carrier import MAX_CARRIER_BYTES, carrier_size, shrinking
 from lens_core.errors import FrameError
 
 __all__ = [
@@ -92,14 +92,11 @@ _KNOWN_FLAGS: Final = (
     | FrameFlags.DROPPED_TRACESTATE
     | FrameFlags.DROPPED_OTHER
 )
-#: What is left out, in this order, when a carrier is larger than the capacity.
-_DROP_ORDER: Final = (
-    ("baggage", FrameFlags.DROPPED_BAGGAGE),
-    ("tracestate", FrameFlags.DROPPED_TRACESTATE),
-)
 _DROPPED: Final = _KNOWN_FLAGS & ~FrameFlags.NO_CONTEXT
-
-
+_DROP_FLAGS: Final = {
+    "baggage": FrameFlags.DROPPED_BAGGAGE,
+    "tracestate": FrameFlags.DROPPED_TRACESTATE,
+}
 _NO_FLAGS: Final = FrameFlags(0)
 
 
@@ -135,8 +132,7 @@ def encode_frame(carrier: Mapping[str, str], *, capacity: int, sequence: int = 0
         sequence: The caller's count of frames on this channel, modulo 2**64.
 
     Raises:
-        CarrierError: If the carrier is not ``str -> str``, or is larger than
-            :data:`~lens_core.carrier.MAX_CARRIER_BYTES`.
+        CarrierError: If the carrier is not ``str -> str``.
         FrameError: If the capacity is out of range, or ``traceparent`` is not one of version 00
             of W3C Trace Context.
     """
@@ -148,7 +144,8 @@ def encode_frame(carrier: Mapping[str, str], *, capacity: int, sequence: int = 0
     flags = FrameFlags(0)
     body = b""
     if carrier:
-        headers = dict(check_carrier(carrier))
+        carrier_size(carrier)  # checks the types; how much fits is decided below
+        headers = dict(carrier)
         traceparent = headers.pop("traceparent", None)
         if traceparent is not None:
             trace_id, span_id, trace_flags = _parse_traceparent(traceparent)
@@ -226,18 +223,13 @@ def _parse_traceparent(header: str) -> tuple[bytes, bytes, int]:
 
 def _encode_body(headers: dict[str, str], room: int) -> tuple[bytes, FrameFlags]:
     """The headers as msgpack in at most ``room`` bytes, and what was left out for it."""
-    flags = FrameFlags(0)
-    if len(headers) > _MAX_HEADERS:
-        headers, flags = {}, _DROPPED
-    body: bytes = msgpack.packb(headers) if headers else b""
-    for name, flag in _DROP_ORDER:
-        if len(body) <= room:
-            return body, flags
-        if headers.pop(name, None) is not None:
-            flags |= flag
-            body = msgpack.packb(headers) if headers else b""
-    if len(body) > room:
-        return b"", flags | FrameFlags.DROPPED_OTHER
+    for left, dropped in shrinking(headers):
+        body: bytes = msgpack.packb(left) if left else b""
+        if len(body) <= room and len(left) <= _MAX_HEADERS:
+            break
+    flags = _NO_FLAGS
+    for name in dropped:
+        flags |= _DROP_FLAGS.get(name, FrameFlags.DROPPED_OTHER)
     return body, flags
 
 

@@ -28,11 +28,13 @@ class Received(Generic[M]):
         message: The message as it was before :meth:`Transport.inject`.
         carrier: The carrier, empty where none rode along or where it was refused.
         rejected: Why the bytes in the carrier's place were refused; ``None`` where they were not.
+        truncated: Whether the sender had to leave headers out because they did not fit.
     """
 
     message: M
     carrier: Mapping[str, str] = field(default_factory=dict)
     rejected: str | None = None
+    truncated: bool = False
 
 
 class Transport(Protocol[M]):
