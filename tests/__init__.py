@@ -1,0 +1,1 @@
+"""Tests of lens; the transports are listed in ``tests/transports.py``."""
