@@ -4,13 +4,25 @@ Needs only ``opentelemetry-api`` and ``msgpack``. The adapters for torch.distrib
 point-to-point and Ray are in :mod:`lens_contrib`.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from lens_core.carrier import extract_context, inject_context
 from lens_core.errors import LensError
 from lens_core.links import attach_carrier, create_linked_span, linked_span
 from lens_core.state import get_pp_trace_carrier, set_pp_trace_carrier
 
+if TYPE_CHECKING:
+    from lens_core.telemetry.config import NemoLensConfig
+    from lens_core.telemetry.handle import TelemetryHandle
+    from lens_core.telemetry.setup import setup_telemetry
+
 __all__ = [
     "LensError",
+    "NemoLensConfig",
+    "TelemetryHandle",
     "attach_carrier",
     "create_linked_span",
     "extract_context",
@@ -18,5 +30,24 @@ __all__ = [
     "inject_context",
     "linked_span",
     "set_pp_trace_carrier",
+    "setup_telemetry",
 ]
 __version__ = "0.1.0"
+
+# Imported when first asked for, so that code which only carries context does not load them.
+_LAZY = {
+    "NemoLensConfig": "lens_core.telemetry.config",
+    "TelemetryHandle": "lens_core.telemetry.handle",
+    "setup_telemetry": "lens_core.telemetry.setup",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

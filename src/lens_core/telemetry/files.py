@@ -1,0 +1,126 @@
+"""Telemetry in files: OTLP JSON Lines, one file per process, in the directory of the run.
+
+The format is that of the OpenTelemetry Collector's file exporter, so the Collector's
+``otlpjsonfile`` receiver reads it back, and so does this project.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from lens_core.incidents import incidents
+from lens_core.telemetry.otlp_json import JsonObject, encode_spans, to_line
+
+__all__ = ["FileSpanExporter", "LineFile", "run_directory"]
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def run_directory(output_dir: str | os.PathLike[str], run_id: str) -> Path:
+    """The directory of a run; characters that a file name should not hold become ``_``."""
+    name = _UNSAFE.sub("_", run_id).lstrip(".")
+    return Path(output_dir) / (name or "run")
+
+
+class LineFile:
+    """Appends lines to a file of this process alone; opened at the first line.
+
+    The name holds host, process id and start time, so that no two processes share a file, also on
+    a file system that many hosts mount. A forked child opens a file of its own.
+    """
+
+    def __init__(self, directory: Path, *, stem: str = "telemetry") -> None:
+        self._directory = directory
+        self._stem = stem
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = None
+        self._path: Path | None = None
+        forget = weakref.WeakMethod(self._forget)
+
+        def after_in_child() -> None:
+            if method := forget():
+                method()
+
+        os.register_at_fork(after_in_child=after_in_child)
+
+    @property
+    def path(self) -> Path | None:
+        """The file, or ``None`` before the first line."""
+        return self._path
+
+    def write(self, message: JsonObject) -> None:
+        """Append one message; it is with the operating system when this returns.
+
+        Raises:
+            OSError: the file cannot be created or written.
+        """
+        line = to_line(message)
+        with self._lock:
+            if self._file is None:
+                self._open()
+            assert self._file is not None
+            # Unbuffered: a process that is killed next still leaves the line behind.
+            written = self._file.write(line)
+            while written < len(line):
+                line = line[written:]
+                written = self._file.write(line)
+
+    def close(self) -> None:
+        """Close the file; a later line opens a new one."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _open(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        host = _UNSAFE.sub("_", socket.gethostname())
+        name = f"{self._stem}-{host}-{os.getpid()}-{time.time_ns()}.jsonl"
+        self._path = self._directory / name
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
+
+    def _forget(self) -> None:
+        # The parent may have held the lock, and its file is not ours: nothing of either is kept.
+        self._lock = threading.Lock()
+        self._file = None
+        self._path = None
+
+
+class FileSpanExporter(SpanExporter):
+    """Writes spans to a :class:`LineFile`, one line per batch."""
+
+    def __init__(self, file: LineFile) -> None:
+        self._file = file
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Write one batch."""
+        try:
+            self._file.write(encode_spans(spans))
+        except (OSError, ValueError) as error:
+            incidents.record(
+                "export.file_failed",
+                f"{type(error).__name__}: {error}",
+                todo="Check NEMO_LENS_OUTPUT_DIR.",
+            )
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is ever buffered here."""
+        return True

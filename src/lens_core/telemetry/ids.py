@@ -1,0 +1,54 @@
+"""Trace and span ids that no seed can repeat.
+
+The SDK draws ids from Python's global ``random``. Training code seeds that generator identically
+on all ranks, which then emit identical ids; and each span advances the user's random stream. Here
+ids come from a generator of our own, seeded from the operating system, and seeded anew in a
+forked child.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import weakref
+
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+
+__all__ = ["PrivateIdGenerator"]
+
+
+class PrivateIdGenerator(IdGenerator):
+    """Draws ids from a private random source; safe across threads, seeds and forks."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(_entropy())
+        reseed = weakref.WeakMethod(self._reseed)
+
+        def after_in_child() -> None:
+            if method := reseed():
+                method()
+
+        os.register_at_fork(after_in_child=after_in_child)
+
+    def generate_span_id(self) -> int:
+        """A new span id: 64 random bits, never zero."""
+        while True:
+            if value := self._random.getrandbits(64):
+                return value
+
+    def generate_trace_id(self) -> int:
+        """A new trace id: 128 random bits, never zero."""
+        while True:
+            if value := self._random.getrandbits(128):
+                return value
+
+    def is_trace_id_random(self) -> bool:
+        """Whether the W3C random flag may be set: yes."""
+        return True
+
+    def _reseed(self) -> None:
+        self._random.seed(_entropy())
+
+
+def _entropy() -> int:
+    return int.from_bytes(os.urandom(32), "big")
