@@ -40,6 +40,7 @@ from lens_core.errors import FrameError
 __all__ = [
     "BROADCAST_CAPACITY",
     "HEADER_BYTES",
+    "MAX_CAPACITY",
     "P2P_CAPACITY",
     "BytesLike",
     "Frame",
@@ -61,6 +62,8 @@ _IDS: Final = struct.Struct("<Q16s8sB")  # sequence, trace id, span id, trace fl
 _CRC_AT: Final = _PREFIX.size
 _IDS_AT: Final = _CRC_AT + _CRC.size
 HEADER_BYTES: Final = _IDS_AT + _IDS.size
+#: Largest frame: the length of a body is 16 bits.
+MAX_CAPACITY: Final = HEADER_BYTES + 0xFFFF
 
 _NO_TRACE_ID: Final = bytes(16)
 _NO_SPAN_ID: Final = bytes(8)
@@ -128,7 +131,8 @@ def encode_frame(carrier: Mapping[str, str], *, capacity: int, sequence: int = 0
 
     Args:
         carrier: Headers; an empty one gives a frame marked ``NO_CONTEXT``.
-        capacity: Size of the frame in bytes, at least :data:`HEADER_BYTES`, at most 65,580.
+        capacity: Size of the frame in bytes, from :data:`HEADER_BYTES` to
+            :data:`MAX_CAPACITY`.
         sequence: The caller's count of frames on this channel, modulo 2**64.
 
     Raises:
@@ -136,10 +140,8 @@ def encode_frame(carrier: Mapping[str, str], *, capacity: int, sequence: int = 0
         FrameError: If the capacity is out of range, or ``traceparent`` is not one of version 00
             of W3C Trace Context.
     """
-    if not HEADER_BYTES <= capacity <= HEADER_BYTES + 0xFFFF:
-        raise FrameError(
-            f"capacity {capacity} is outside {HEADER_BYTES}..{HEADER_BYTES + 0xFFFF} bytes"
-        )
+    if not HEADER_BYTES <= capacity <= MAX_CAPACITY:
+        raise FrameError(f"capacity {capacity} is outside {HEADER_BYTES}..{MAX_CAPACITY} bytes")
     trace_id, span_id, trace_flags = _NO_TRACE_ID, _NO_SPAN_ID, 0
     flags = FrameFlags(0)
     body = b""
@@ -169,9 +171,12 @@ def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Frame | No
         FrameError: If the bytes are anything else than one intact frame.
     """
     try:
-        raw = bytes(data)
-    except (TypeError, ValueError, BufferError) as error:
+        view = memoryview(data)  # bytes(data) would allocate that many bytes for an int
+    except (TypeError, BufferError) as error:
         raise FrameError(f"not bytes-like ({error})") from None
+    if view.nbytes > MAX_CAPACITY:
+        raise FrameError(f"{view.nbytes} bytes are more than {MAX_CAPACITY}")
+    raw = view.tobytes()
     if not raw.startswith(_MAGIC):
         if raw.count(0) == len(raw):
             return None
@@ -226,11 +231,11 @@ def _encode_body(headers: dict[str, str], room: int) -> tuple[bytes, FrameFlags]
     for left, dropped in shrinking(headers):
         body: bytes = msgpack.packb(left) if left else b""
         if len(body) <= room and len(left) <= _MAX_HEADERS:
-            break
-    flags = _NO_FLAGS
-    for name in dropped:
-        flags |= _DROP_FLAGS.get(name, FrameFlags.DROPPED_OTHER)
-    return body, flags
+            flags = _NO_FLAGS
+            for name in dropped:
+                flags |= _DROP_FLAGS.get(name, FrameFlags.DROPPED_OTHER)
+            return body, flags
+    raise AssertionError("the last of the shrinking carriers is empty, which fits always")
 
 
 def _decode_body(body: bytes) -> dict[str, str]:

@@ -1,0 +1,191 @@
+"""One transport per law that breaks just that law, to prove that the kit catches it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from opentelemetry import context as otel_context
+
+from lens_core.errors import FrameError
+from lens_core.frame import P2P_CAPACITY, Frame, decode_frame, encode_frame
+from lens_core.testing import TransportCase, damage_bytes
+from lens_core.transport import Received
+from tests.reference_transport import PAYLOAD_BYTES, BytesTransport, bytes_case
+
+
+class LosesNonAscii(BytesTransport):
+    """Law 1: drops headers that it cannot encode as ASCII."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        return super().inject(message, {k: v for k, v in carrier.items() if v.isascii()})
+
+
+class NeedsACarrier(BytesTransport):
+    """Law 2: calls a message that nobody injected bad."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        if len(message) == PAYLOAD_BYTES:
+            return Received(message, rejected="no frame")
+        return super().extract(message)
+
+
+class GrowsWhenTracing(BytesTransport):
+    """Law 4: sends a frame only where there is something to say."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        return super().inject(message, carrier) if carrier else message
+
+
+class TrustsTheBytes(BytesTransport):
+    """Law 5: does not check what it reads."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        payload, tail = message[:PAYLOAD_BYTES], message[PAYLOAD_BYTES:]
+        if not tail:
+            return Received(payload)
+        try:
+            frame = decode_frame(tail) or Frame({})
+        except FrameError:
+            trace_id, span_id = tail[20:36].hex(), tail[36:44].hex()
+            return Received(payload, {"traceparent": f"00-{trace_id}-{span_id}-01"})
+        return Received(payload, frame.carrier, truncated=frame.truncated)
+
+
+class RaisesOnBadBytes(BytesTransport):
+    """Law 5: lets the error of the decoder out."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        frame = decode_frame(message[PAYLOAD_BYTES:]) or Frame({})
+        return Received(message[:PAYLOAD_BYTES], frame.carrier, truncated=frame.truncated)
+
+
+class LinksToTheStepOwner(BytesTransport):
+    """Law 6: names a span id of its own instead of the sender's."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        carrier = dict(carrier)
+        if carrier.keys() == {"traceparent"}:
+            carrier["traceparent"] = carrier["traceparent"][:36] + "00f067aa0ba902b7-01"
+        return super().inject(message, carrier)
+
+
+class RemembersTheLast(BytesTransport):
+    """Law 7: keeps the carrier in the transport between inject and extract."""
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, Mapping[str, str]] = {}
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        self._last = {bytes(PAYLOAD_BYTES): carrier}
+        return super().inject(message, carrier)
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        received = super().extract(message)
+        if received.carrier and self._last:
+            (last,) = self._last.values()
+            return replace(received, carrier=last)
+        return received
+
+
+class SharesABuffer(BytesTransport):
+    """Law 7: writes every frame into one buffer that all threads share."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(P2P_CAPACITY)
+        self._turn = threading.Event()
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        self._buffer[:] = encode_frame(carrier, capacity=P2P_CAPACITY)
+        if threading.current_thread() is not threading.main_thread():
+            self._turn.wait(0.0005)  # any real work between writing and reading the buffer
+        return message + bytes(self._buffer)
+
+
+class LeavesItsContext(BytesTransport):
+    """Law 8: attaches a context in extract and never detaches it."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        otel_context.attach(otel_context.set_value("left-over", object()))
+        return super().extract(message)
+
+
+class WorksWhenOff(BytesTransport):
+    """Law 9: does all its work although there is no context."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        for _ in range(50):
+            encode_frame(carrier, capacity=P2P_CAPACITY)
+        return super().inject(message, carrier)
+
+
+class DropsTheTraceFirst(BytesTransport):
+    """Law 10: gives up the whole carrier where it does not fit."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        frame = decode_frame(encode_frame(carrier, capacity=P2P_CAPACITY))
+        fits = frame is not None and not frame.truncated
+        return super().inject(message, carrier if fits else {})
+
+
+class TruncatesInSilence(BytesTransport):
+    """Law 10: leaves headers out and does not say so."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        return replace(super().extract(message), truncated=False)
+
+
+class _MutableCase:
+    """Law 3 needs messages that can be changed: bytearrays."""
+
+    name = "mutates"
+
+    def inject(self, message: bytearray, carrier: Mapping[str, str]) -> bytearray:
+        message += encode_frame(carrier, capacity=P2P_CAPACITY)
+        return message
+
+    def extract(self, message: bytearray) -> Received[bytearray]:
+        received = BytesTransport().extract(bytes(message))
+        return replace(received, message=bytearray(received.message))  # type: ignore[arg-type]
+
+
+def _mutating_case() -> TransportCase[bytearray]:
+    good = bytes_case()
+    return TransportCase(
+        transport=_MutableCase(),
+        new_message=lambda number: bytearray(good.new_message(number)),
+        same=lambda a, b: a == b,
+        copy=bytearray,
+        footprint=len,
+        damage=lambda message, rng: _damaged(message, rng),
+        carrier_bytes=good.carrier_bytes,
+        calls_when_off=good.calls_when_off,
+    )
+
+
+def _damaged(message: bytearray, rng: random.Random) -> bytearray:
+    return message[:PAYLOAD_BYTES] + damage_bytes(bytes(message[PAYLOAD_BYTES:]), rng)
+
+
+def _case(transport: BytesTransport) -> Callable[[], TransportCase]:
+    return lambda: bytes_case(transport)
+
+
+#: (law that is broken, name of the breakage, how to make its case)
+BROKEN: list[tuple[str, str, Callable[[], TransportCase]]] = [
+    ("round trip", "loses non-ASCII headers", _case(LosesNonAscii())),
+    ("uninjected", "needs a carrier", _case(NeedsACarrier())),
+    ("not mutated", "mutates the message", _mutating_case),
+    ("footprint", "grows when tracing", _case(GrowsWhenTracing())),
+    ("bad bytes", "trusts the bytes", _case(TrustsTheBytes())),
+    ("bad bytes", "raises on bad bytes", _case(RaisesOnBadBytes())),
+    ("true sender", "links to the step's owner", _case(LinksToTheStepOwner())),
+    ("no cross-talk", "remembers the last carrier", _case(RemembersTheLast())),
+    ("no cross-talk", "shares a buffer between threads", _case(SharesABuffer())),
+    ("context restored", "leaves its context attached", _case(LeavesItsContext())),
+    ("cost when off", "works when off", _case(WorksWhenOff())),
+    ("over capacity", "drops the trace first", _case(DropsTheTraceFirst())),
+    ("over capacity", "truncates in silence", _case(TruncatesInSilence())),
+]

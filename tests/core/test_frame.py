@@ -1,0 +1,239 @@
+import random
+import struct
+import zlib
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lens_core.errors import CarrierError, FrameError
+from lens_core.frame import (
+    BROADCAST_CAPACITY,
+    HEADER_BYTES,
+    P2P_CAPACITY,
+    Frame,
+    FrameFlags,
+    decode_frame,
+    encode_frame,
+)
+from lens_core.testing import damage_bytes
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+nonzero_hex = lambda digits: st.integers(1, 16**digits - 1).map(lambda n: f"{n:0{digits}x}")  # noqa: E731
+traceparents = st.builds(
+    lambda trace_id, span_id, flags: f"00-{trace_id}-{span_id}-{flags:02x}",
+    nonzero_hex(32),
+    nonzero_hex(16),
+    st.integers(0, 255),
+)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+carriers = st.builds(
+    lambda headers, traceparent: {**headers, **traceparent},
+    st.dictionaries(texts.filter(lambda key: key != "traceparent"), texts, max_size=6),
+    st.one_of(st.just({}), traceparents.map(lambda value: {"traceparent": value})),
+)
+
+
+def test_the_layout_is_as_documented():
+    raw = encode_frame({"traceparent": TRACEPARENT, "k": "v"}, capacity=64, sequence=7)
+    body = msgpack.packb({"k": "v"})
+    assert HEADER_BYTES == 45
+    assert raw[:8] == b"LNSf" + bytes([1, 0]) + struct.pack("<H", len(body))
+    assert struct.unpack_from("<I", raw, 8) == (
+        zlib.crc32(raw[12 : 45 + len(body)], zlib.crc32(raw[:8])),
+    )
+    assert struct.unpack_from("<Q", raw, 12) == (7,)
+    assert raw[20:36].hex() == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert raw[36:44].hex() == "00f067aa0ba902b7"
+    assert raw[44] == 1
+    assert raw[45 : 45 + len(body)] == body
+    assert raw[45 + len(body) :] == bytes(64 - 45 - len(body))
+
+
+@given(carriers, st.integers(0, 2**64 - 1))
+def test_every_carrier_that_fits_comes_back(carrier, sequence):
+    raw = encode_frame(carrier, capacity=4096, sequence=sequence)
+    assert len(raw) == 4096
+    expected = Frame(carrier, sequence, FrameFlags.NO_CONTEXT if not carrier else FrameFlags(0))
+    assert decode_frame(raw) == expected
+
+
+@given(carriers, st.integers(HEADER_BYTES, 200))
+def test_the_size_is_the_capacity_and_the_traceparent_survives(carrier, capacity):
+    raw = encode_frame(carrier, capacity=capacity)
+    frame = decode_frame(raw)
+    assert len(raw) == capacity
+    assert frame is not None
+    assert frame.carrier.get("traceparent") == carrier.get("traceparent")
+    assert frame.carrier.items() <= carrier.items()
+    assert frame.truncated == (frame.carrier != carrier)
+
+
+def test_a_buffer_that_nobody_wrote_to_is_no_frame():
+    assert decode_frame(bytes(P2P_CAPACITY)) is None
+    assert decode_frame(b"") is None
+
+
+def test_a_sender_without_a_context_sends_a_valid_frame():
+    frame = decode_frame(encode_frame({}, capacity=P2P_CAPACITY, sequence=3))
+    assert frame == Frame({}, 3, FrameFlags.NO_CONTEXT)
+
+
+@pytest.mark.parametrize("convert", [bytes, bytearray, memoryview])
+def test_any_bytes_like_object_is_read(convert):
+    raw = encode_frame({"traceparent": TRACEPARENT}, capacity=P2P_CAPACITY)
+    assert decode_frame(convert(raw)) == Frame({"traceparent": TRACEPARENT})
+
+
+def test_over_capacity_the_flags_say_what_was_left_out():
+    room = P2P_CAPACITY - HEADER_BYTES
+    carrier = {"traceparent": TRACEPARENT, "tracestate": "s=1", "baggage": "b" * room}
+    frame = decode_frame(encode_frame(carrier, capacity=P2P_CAPACITY))
+    assert frame == Frame(
+        {"traceparent": TRACEPARENT, "tracestate": "s=1"}, 0, FrameFlags.DROPPED_BAGGAGE
+    )
+    carrier["tracestate"] = "s" * room
+    frame = decode_frame(encode_frame(carrier, capacity=P2P_CAPACITY))
+    assert frame == Frame(
+        {"traceparent": TRACEPARENT}, 0, FrameFlags.DROPPED_BAGGAGE | FrameFlags.DROPPED_TRACESTATE
+    )
+    frame = decode_frame(encode_frame({**carrier, "x": "y" * room}, capacity=P2P_CAPACITY))
+    assert frame is not None
+    assert frame.carrier == {"traceparent": TRACEPARENT}
+    assert frame.flags == (
+        FrameFlags.DROPPED_BAGGAGE | FrameFlags.DROPPED_TRACESTATE | FrameFlags.DROPPED_OTHER
+    )
+
+
+def test_a_huge_carrier_keeps_its_traceparent():
+    carrier = {"traceparent": TRACEPARENT, "baggage": "b" * 10_000_000}
+    frame = decode_frame(encode_frame(carrier, capacity=BROADCAST_CAPACITY))
+    assert frame == Frame({"traceparent": TRACEPARENT}, 0, FrameFlags.DROPPED_BAGGAGE)
+
+
+def test_more_headers_than_a_frame_may_hold_are_left_out_and_flagged():
+    carrier = {"traceparent": TRACEPARENT, **{f"h{n}": "" for n in range(65)}}
+    frame = decode_frame(encode_frame(carrier, capacity=4096))
+    assert frame == Frame({"traceparent": TRACEPARENT}, 0, FrameFlags.DROPPED_OTHER)
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        "",
+        "garbage",
+        TRACEPARENT.upper(),
+        TRACEPARENT + "-extra",
+        "01" + TRACEPARENT[2:],
+        "00-" + "0" * 32 + "-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-" + "0" * 16 + "-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e47 6-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e473é-00f067aa0ba902b7-01",
+    ],
+)
+def test_a_malformed_traceparent_is_refused_on_the_way_out(traceparent):
+    with pytest.raises(FrameError):
+        encode_frame({"traceparent": traceparent}, capacity=P2P_CAPACITY)
+
+
+@pytest.mark.parametrize("carrier", [{"k": 1}, {1: "v"}, [1], "text", {"k": "\ud800"}])
+def test_what_is_no_carrier_is_refused_on_the_way_out(carrier):
+    with pytest.raises(CarrierError):
+        encode_frame(carrier, capacity=P2P_CAPACITY)
+
+
+@pytest.mark.parametrize("capacity", [-1, 0, HEADER_BYTES - 1, HEADER_BYTES + 65_536])
+def test_an_impossible_capacity_is_refused(capacity):
+    with pytest.raises(FrameError, match=f"capacity {capacity}"):
+        encode_frame({}, capacity=capacity)
+
+
+def _forge(body: bytes, *, flags: int = 0, version: int = 1, ids: bytes = bytes(25)) -> bytes:
+    """A frame with a right checksum around any content."""
+    prefix = struct.pack("<4sBBH", b"LNSf", version, flags, len(body))
+    rest = ids[:0] + struct.pack("<Q", 0) + ids
+    crc = zlib.crc32(body, zlib.crc32(rest, zlib.crc32(prefix)))
+    return prefix + struct.pack("<I", crc) + rest + body
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        _forge(b"", flags=1, version=2),
+        _forge(b"", flags=0x80),
+        _forge(b"", flags=0),  # no context, and not marked so
+        _forge(msgpack.packb({"k": "v"}), flags=1),  # marked so, with one
+        _forge(msgpack.packb([1])),
+        _forge(msgpack.packb("text")),
+        _forge(msgpack.packb({})),
+        _forge(msgpack.packb({"k": 1})),
+        _forge(msgpack.packb({"k": {"n": "v"}})),
+        _forge(msgpack.packb({"k": [1]})),
+        _forge(msgpack.packb({"k": b"v"})),
+        _forge(msgpack.packb({1: "v"})),
+        _forge(msgpack.packb({"traceparent": TRACEPARENT})),
+        _forge(msgpack.packb({"k": "v"}) + b"\xc0"),
+        _forge(msgpack.packb({f"h{n}": "" for n in range(65)})),
+        _forge(msgpack.packb({"k": msgpack.Timestamp(1)})),
+        _forge(b"\x81\xa1k\xa1\xff"),
+        _forge(b"\xc1"),
+        _forge(b"", ids=b"\x01" * 16 + bytes(9)),  # a trace id without a span id
+        _forge(b"", ids=bytes(16) + b"\x01" * 8 + b"\x00"),
+    ],
+)
+def test_a_right_checksum_around_a_wrong_content_is_refused(forged):
+    with pytest.raises(FrameError):
+        decode_frame(forged)
+
+
+@pytest.mark.parametrize("data", ["text", None, 5, -1, object(), [1, 2, 300], 10**12])
+def test_what_is_not_bytes_like_is_refused(data):
+    with pytest.raises(FrameError, match="bytes-like"):
+        decode_frame(data)
+
+
+def test_more_bytes_than_any_frame_has_are_refused():
+    with pytest.raises(FrameError, match="65581 bytes are more than 65580"):
+        decode_frame(b"LNSf" + bytes(65_577))
+
+
+def test_every_truncation_is_refused():
+    raw = encode_frame({"traceparent": TRACEPARENT, "k": "v"}, capacity=P2P_CAPACITY)
+    used = len(raw.rstrip(b"\0"))
+    for length in range(1, used):
+        with pytest.raises(FrameError):
+            decode_frame(raw[:length])
+
+
+def test_every_single_bit_flip_is_refused():
+    raw = encode_frame({"traceparent": TRACEPARENT, "k": "v"}, capacity=100, sequence=5)
+    for bit in range(len(raw) * 8):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FrameError):
+            decode_frame(damaged)
+
+
+@given(carriers, st.integers(0, 2**32))
+@settings(max_examples=300)
+def test_damaged_frames_are_never_accepted(carrier, seed):
+    raw = encode_frame(carrier, capacity=P2P_CAPACITY, sequence=1)
+    damaged = damage_bytes(raw, random.Random(seed))
+    assert damaged != raw
+    assert len(damaged) == len(raw)
+    try:
+        assert decode_frame(damaged) is None
+        assert damaged == bytes(P2P_CAPACITY)
+    except FrameError:
+        pass
+
+
+@given(st.binary(max_size=2048))
+def test_random_bytes_are_never_a_frame(data):
+    try:
+        assert decode_frame(data) is None
+        assert data == bytes(len(data))
+    except FrameError:
+        pass
