@@ -1,0 +1,58 @@
+"""The command ``lens``: each subcommand lives in the module that it belongs to.
+
+A subcommand's module is imported only when it is run or its help is shown, so that ``lens recover``
+on a login node needs neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from lens_core.errors import LensError, MissingExtraError
+
+try:
+    import click
+except ImportError as error:
+    raise MissingExtraError("click", "timeline") from error
+
+__all__ = ["main"]
+
+#: Subcommand to ``(module, attribute)`` of its click command.
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "demo": ("lens_contrib.demo.command", "demo"),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}:{attribute} is not a click command")
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except LensError as error:
+            # What the caller did wrong is one line, not a traceback.
+            click.echo(f"lens: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lens-otel", prog_name="lens")
+def main() -> None:
+    """OpenTelemetry trace context for distributed machine learning."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
