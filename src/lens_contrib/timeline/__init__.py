@@ -1,0 +1,1 @@
+"""Reading runs back: what the processes of a run wrote, put together."""
