@@ -41,6 +41,7 @@ __all__ = [
     "carrier_size",
     "check_carrier",
     "extract_context",
+    "fit_carrier",
     "inject_context",
     "shrinking",
 ]
@@ -104,6 +105,26 @@ def shrinking(carrier: Mapping[str, str]) -> Iterator[tuple[dict[str, str], tupl
         if gone:
             dropped += gone
             yield dict(left), tuple(dropped)
+
+
+def fit_carrier(
+    carrier: Mapping[str, str], max_bytes: int = MAX_CARRIER_BYTES
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The most of a carrier that fits, and the names of the headers that were left out.
+
+    Args:
+        carrier: The headers.
+        max_bytes: Most bytes of keys and values.
+
+    Raises:
+        CarrierError: If it is not a mapping of strings to strings, or its ``traceparent`` alone
+            does not fit.
+    """
+    carrier_size(carrier)
+    for left, dropped in shrinking(carrier):
+        if carrier_size(left) <= max_bytes:
+            return left, dropped
+    raise CarrierError(f"its traceparent alone is larger than {max_bytes} bytes")
 
 
 def inject_context(carrier: _C, context: Context | None = None) -> _C:

@@ -9,7 +9,13 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from lens_core import extract_context, inject_context
-from lens_core.carrier import MAX_CARRIER_BYTES, carrier_size, check_carrier, shrinking
+from lens_core.carrier import (
+    MAX_CARRIER_BYTES,
+    carrier_size,
+    check_carrier,
+    fit_carrier,
+    shrinking,
+)
 from lens_core.errors import CarrierError
 from lens_core.incidents import incidents
 
@@ -115,6 +121,23 @@ def test_shrinking_gives_up_baggage_then_tracestate_then_the_rest():
         ({"traceparent": "t"}, ("baggage", "tracestate", "x")),
     ]
     assert list(shrinking({"traceparent": "t"})) == [({"traceparent": "t"}, ())]
+
+
+def test_fit_keeps_as_much_as_fits():
+    carrier = {"traceparent": TRACEPARENT, "tracestate": "a=1", "baggage": "b" * 50}
+    assert fit_carrier(carrier) == (carrier, ())
+    assert fit_carrier(carrier, 100) == (
+        {"traceparent": TRACEPARENT, "tracestate": "a=1"},
+        ("baggage",),
+    )
+    assert fit_carrier(carrier, 70) == (
+        {"traceparent": TRACEPARENT},
+        ("baggage", "tracestate"),
+    )
+    with pytest.raises(CarrierError, match="traceparent alone"):
+        fit_carrier(carrier, 20)
+    with pytest.raises(CarrierError, match="str -> str"):
+        fit_carrier({"k": 1})
 
 
 def test_a_wrong_propagators_variable_does_not_stop_the_import():
