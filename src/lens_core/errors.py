@@ -7,6 +7,7 @@
     ├── SetupError (RuntimeError)        set-up done twice, or in a process where it cannot work
     ├── MissingExtraError (ImportError)  an optional dependency that is not installed
     ├── SourceRankError (ValueError)     a rank that cannot be the source of a collective
+    ├── PeerRankError (ValueError)       a rank that cannot be the other end of a send or receive
     ├── ProcessGroupError (RuntimeError) a process group that is destroyed or cannot be used
     ├── MessageError (TypeError)         a message that a carrier cannot ride on
     └── ConformanceError (AssertionError) a transport that breaks a law of the kit
@@ -26,6 +27,7 @@ __all__ = [
     "SetupError",
     "MissingExtraError",
     "SourceRankError",
+    "PeerRankError",
     "ProcessGroupError",
     "MessageError",
     "ConformanceError",
@@ -83,6 +85,17 @@ class SourceRankError(LensError, ValueError):
     def __init__(self, src_rank: int, problem: str) -> None:
         super().__init__(f"rank {src_rank} cannot be the source: {problem}")
         self.src_rank = src_rank
+        self.problem = problem
+
+
+class PeerRankError(LensError, ValueError):
+    """A rank that cannot be the other end of this send or receive."""
+
+    def __init__(self, rank: int, peer: int | None, problem: str) -> None:
+        other = "a peer that is not named" if peer is None else f"rank {peer}"
+        super().__init__(f"rank {rank} cannot exchange a message with {other}: {problem}")
+        self.rank = rank
+        self.peer = peer
         self.problem = problem
 
 

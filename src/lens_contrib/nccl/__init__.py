@@ -1,0 +1,44 @@
+"""Trace context on point-to-point messages, over NCCL and over gloo.
+
+:func:`send`, :func:`recv`, :func:`isend`, :func:`irecv` and :func:`batch_isend_irecv` stand in for
+``torch.distributed``'s; the receiver gets the carrier of the span that really sent the tensor.
+:func:`serialize_context` and :func:`deserialize_context` are for code that moves metadata of its
+own; they need no torch.
+"""
+
+from __future__ import annotations
+
+from lens_contrib.nccl.codec import deserialize_context, extract_nccl_context, serialize_context
+from lens_core.errors import MissingExtraError
+
+try:
+    from lens_contrib.nccl.messages import PACK_LIMIT_BYTES, carrier_buffer
+    from lens_contrib.nccl.p2p import batch_isend_irecv, irecv, isend, recv, send
+    from lens_contrib.nccl.transports import BufferTransport, PackedTransport, PairedTransport
+    from lens_contrib.nccl.works import CarrierWork
+except MissingExtraError as _missing:
+    _error = _missing
+
+    def __getattr__(name: str) -> object:
+        """What needs torch says so when it is asked for."""
+        if name in __all__:
+            raise _error
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "PACK_LIMIT_BYTES",
+    "BufferTransport",
+    "CarrierWork",
+    "PackedTransport",
+    "PairedTransport",
+    "batch_isend_irecv",
+    "carrier_buffer",
+    "deserialize_context",
+    "extract_nccl_context",
+    "irecv",
+    "isend",
+    "recv",
+    "send",
+    "serialize_context",
+]

@@ -1,0 +1,257 @@
+"""``send``, ``recv`` and their kin, with the sender's trace context on every message.
+
+They are ``torch.distributed``'s own calls with the same arguments, on gloo and on NCCL. Both sides
+must use them: a message of 4 KB that ``lens_contrib.nccl.send`` sends is 256 bytes longer than the
+one that ``dist.recv`` expects, and gloo ends the process that receives too many bytes.
+
+What is sent never depends on this process's tracing: without a span the frame says that there is
+no context, and is of the same size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from lens_contrib.nccl.channels import Outlet, inlet_from, outlet_to
+from lens_contrib.nccl.messages import Mode, check_message, choose_mode, payload_bytes, slack_of
+from lens_contrib.nccl.works import CarrierWork, Landing
+from lens_contrib.torch_distributed.frames import outgoing_frame
+from lens_contrib.torch_distributed.groups import member_group
+from lens_contrib.torch_distributed.tensors import frame_tensor, host_buffer
+from lens_core.errors import MissingExtraError, PeerRankError
+from lens_core.frame import P2P_CAPACITY
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error
+
+__all__ = ["batch_isend_irecv", "irecv", "isend", "recv", "send"]
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    mode: Mode = "auto",
+) -> None:
+    """Send a tensor and the current trace context; returns when the tensor may be changed.
+
+    Never waits for the device: on CUDA the frame is copied there from pinned memory, in stream
+    order.
+
+    Args:
+        tensor: Dense and contiguous, on a device that the group moves.
+        dst: Global rank of the receiver.
+        group: Process group; the default one if not given.
+        tag: Tag to match with the receive, on gloo; NCCL ignores it.
+        group_dst: Rank of the receiver within ``group``, in place of ``dst``.
+        mode: How the carrier travels; the same on both sides. ``"auto"`` follows from the tensor's
+            size in bytes; ``"buffer"`` needs a tensor of :func:`carrier_buffer` on both sides.
+
+    Raises:
+        MessageError: If no carrier can ride on this tensor; raised before anything is sent.
+        PeerRankError: If the receiver is not in the group, or is this rank.
+        ProcessGroupError: If the group is destroyed.
+        RuntimeError: Whatever the operation itself raises.
+    """
+    member = member_group(group)
+    if member is None:
+        dist.send(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
+        return
+    outlet = outlet_to(member, dst, group_dst, tag, tensor)
+    if outlet.peer == outlet.rank:
+        raise PeerRankError(outlet.rank, outlet.peer, "a blocking send to itself never returns")
+    wire = _outgoing(tensor, mode, outlet)
+    if len(wire) == 1:
+        dist.send(wire[0], outlet.peer, member, tag)
+        return
+    works = _posted(dist.isend(part, outlet.peer, member, tag) for part in wire)
+    for work in works:
+        work.wait()
+
+
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    mode: Mode = "auto",
+) -> dict[str, str] | None:
+    """Receive into a tensor; returns the carrier of the span that was current at the sender.
+
+    On CUDA this waits for the current stream once, to read the frame; :func:`irecv` leaves that to
+    the moment at which its ``carrier`` is asked for.
+
+    Args:
+        tensor: Dense and contiguous, on a device that the group moves.
+        src: Global rank of the sender. Receiving from any source is not supported.
+        group: Process group; the default one if not given.
+        tag: Tag to match with the send, on gloo; NCCL ignores it.
+        group_src: Rank of the sender within ``group``, in place of ``src``.
+        mode: How the carrier travels; the same on both sides.
+
+    Returns:
+        A new carrier; ``None`` where the sender had no context, and where what arrived was no
+        intact frame or not the one that was due: those are counted (``carrier.rejected``,
+        ``carrier.out_of_turn``) and reported once. The tensor is received in any case.
+
+    Raises:
+        MessageError: If no carrier can ride on this tensor; raised before anything is received.
+        PeerRankError: If the sender is not given, not in the group, or is this rank.
+        ProcessGroupError: If the group is destroyed.
+        RuntimeError: Whatever the operation itself raises.
+    """
+    member = member_group(group)
+    if member is None:
+        dist.recv(tensor, src, group, tag)  # torch's own error, or its warning for a non-member
+        return None
+    inlet = inlet_from(member, src, group_src, tag, tensor)
+    if inlet.peer == inlet.rank:
+        raise PeerRankError(inlet.rank, inlet.peer, "a blocking receive from itself never returns")
+    landing = Landing(tensor, mode, inlet)
+    if len(landing.wire) == 1:
+        dist.recv(landing.wire[0], inlet.peer, member, tag)
+    else:
+        works = _posted(dist.irecv(part, inlet.peer, member, tag) for part in landing.wire)
+        for work in works:
+            work.wait()
+    landing.arrive()
+    return landing.read()
+
+
+def isend(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    mode: Mode = "auto",
+) -> CarrierWork | None:
+    """Start to send a tensor and the trace context of this moment.
+
+    Do not change the tensor before the work is done. Arguments and errors are those of
+    :func:`send`, but sending to this rank itself is allowed.
+
+    Returns:
+        The work to wait for; ``None`` on a rank that is not in the group, as in torch.
+    """
+    member = member_group(group)
+    if member is None:
+        dist.isend(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
+        return None
+    outlet = outlet_to(member, dst, group_dst, tag, tensor)
+    wire = _outgoing(tensor, mode, outlet)
+    works = _posted(dist.isend(part, outlet.peer, member, tag) for part in wire)
+    return CarrierWork(works, (tensor, *wire))
+
+
+def irecv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    mode: Mode = "auto",
+) -> CarrierWork | None:
+    """Start to receive into a tensor; after ``wait()`` the work has the sender's ``carrier``.
+
+    The tensor holds what was received only after the work's own ``wait()``: a packed message is
+    unpacked there. Arguments and errors are those of :func:`recv`.
+
+    Returns:
+        The work to wait for; ``None`` on a rank that is not in the group, as in torch.
+    """
+    member = member_group(group)
+    if member is None:
+        dist.irecv(tensor, src, group, tag)  # torch's own error, or its warning for a non-member
+        return None
+    inlet = inlet_from(member, src, group_src, tag, tensor)
+    landing = Landing(tensor, mode, inlet)
+    works = _posted(dist.irecv(part, inlet.peer, member, tag) for part in landing.wire)
+    return CarrierWork(works, (tensor, *landing.wire), landing)
+
+
+def batch_isend_irecv(
+    p2p_op_list: Sequence[dist.P2POp], *, mode: Mode = "auto"
+) -> list[CarrierWork]:
+    """``dist.batch_isend_irecv`` with a carrier on each operation.
+
+    A frame that travels by itself is an operation of its own straight after its tensor's, in the
+    same batch. On NCCL, torch's rule holds here too: if this is the first communication of the
+    group, every rank of the group must take part.
+
+    Args:
+        p2p_op_list: Operations, ``dist.isend`` or ``dist.irecv`` in each, all of one group.
+        mode: How the carriers travel; the same on both sides.
+
+    Returns:
+        One work per operation, in their order, so that each receive's ``carrier`` can be read. Wait
+        for each of them.
+
+    Raises:
+        MessageError: If no carrier can ride on one of the tensors; raised before anything is sent.
+        PeerRankError: If a peer is not in the group.
+        ProcessGroupError: If the group is destroyed.
+        ValueError: Whatever torch raises for a malformed batch.
+    """
+    parts: list[tuple[tuple[torch.Tensor, ...], Landing | None]] = []
+    wire_ops: list[dist.P2POp] = []
+    for op in p2p_op_list:
+        # All are checked before the first takes its turn: a refused batch leaves no gap.
+        check_message(op.tensor)
+        if choose_mode(op.tensor, mode) == "buffer":
+            slack_of(op.tensor)
+    for op in p2p_op_list:
+        landing = None
+        if op.op is dist.irecv:
+            inlet = inlet_from(op.group, op.peer, None, op.tag, op.tensor)
+            landing = Landing(op.tensor, mode, inlet)
+            wire = landing.wire
+        else:
+            wire = _outgoing(op.tensor, mode, outlet_to(op.group, op.peer, None, op.tag, op.tensor))
+        parts.append(((op.tensor, *wire), landing))
+        wire_ops.extend(dist.P2POp(op.op, part, op.peer, op.group, op.tag) for part in wire)
+    works = dist.batch_isend_irecv(wire_ops)
+    if len(works) != len(wire_ops):
+        # The back end joined the operations (NCCL): what it returned is the work of each of them.
+        return [CarrierWork(works, kept, landing) for kept, landing in parts]
+    own = iter(works)
+    return [CarrierWork([next(own) for _ in kept[1:]], kept, landing) for kept, landing in parts]
+
+
+def _posted(works: Iterable[dist.Work | None]) -> list[dist.Work]:
+    """Start the operations; torch returns no work only on a rank that is not in the group."""
+    return [work for work in works if work is not None]
+
+
+def _outgoing(tensor: torch.Tensor, mode: Mode, outlet: Outlet) -> tuple[torch.Tensor, ...]:
+    """What goes over the wire, in order; sizes depend on tensor and mode alone."""
+    check_message(tensor)
+    mode = choose_mode(tensor, mode)
+    slack = slack_of(tensor) if mode == "buffer" else None
+    frame = outgoing_frame(capacity=P2P_CAPACITY, sequence=next(outlet.numbers))
+    if slack is not None:
+        if slack.view is not None:
+            slack.view[:] = frame
+        else:
+            slack.frame.copy_(frame_tensor(frame, tensor.device))
+        return (slack.wire,)
+    if mode == "paired":
+        return (tensor, frame_tensor(frame, tensor.device))
+    payload = payload_bytes(tensor)
+    if tensor.device.type != "cpu":
+        return (torch.cat((payload, frame_tensor(frame, tensor.device))),)
+    size = tensor.nbytes
+    packed, view = host_buffer(size + P2P_CAPACITY)
+    packed[:size].copy_(payload)
+    view[size:] = frame
+    return (packed,)

@@ -1,0 +1,27 @@
+"""Trace context across the ranks of a ``torch.distributed`` job.
+
+:func:`broadcast_trace_context` is the collective: one rank's context on all of them, in one
+broadcast of one frame. Importing this module needs no torch; without it the function returns
+``None``, as in a process that has no process group.
+"""
+
+from __future__ import annotations
+
+from lens_core.errors import MissingExtraError
+
+try:
+    from lens_contrib.torch_distributed.broadcast import broadcast_trace_context
+    from lens_contrib.torch_distributed.transport import BroadcastTransport
+except MissingExtraError as _missing:
+    from lens_contrib.torch_distributed.absent import broadcast_trace_context
+
+    _error = _missing
+
+    def __getattr__(name: str) -> object:
+        """What needs torch says so when it is asked for."""
+        if name in __all__:
+            raise _error
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["BroadcastTransport", "broadcast_trace_context"]
