@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lens_core.carrier import extract_context, inject_context
 from lens_core.errors import LensError
-from lens_core.links import attach_carrier, create_linked_span, linked_span
+from lens_core.links import add_carrier_link, attach_carrier, create_linked_span, linked_span
 from lens_core.state import get_pp_trace_carrier, set_pp_trace_carrier
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = [
     "LensError",
     "NemoLensConfig",
     "TelemetryHandle",
+    "add_carrier_link",
     "attach_carrier",
     "create_linked_span",
     "extract_context",

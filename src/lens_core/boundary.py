@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Generic, Literal, TypeVar
 
 from opentelemetry import trace
@@ -22,7 +21,7 @@ from opentelemetry.util.types import AttributeValue
 from lens_core.carrier import extract_context, inject_context
 from lens_core.errors import CarrierError, FrameError
 from lens_core.incidents import incidents
-from lens_core.links import linked_span
+from lens_core.links import CarrierStatus, linked_span
 from lens_core.semconv import LENS_CARRIER, LENS_TRANSPORT
 from lens_core.transport import Received, Transport
 
@@ -41,14 +40,6 @@ M = TypeVar("M")
 #: How a receiver's span relates to the sender's: ``"link"`` for peers that run at the same time,
 #: ``"child"`` for calls.
 Relation = Literal["link", "child"]
-
-
-class CarrierStatus(str, Enum):
-    """What became of a hop's carrier; the value of the attribute ``lens.carrier``."""
-
-    OK = "ok"
-    ABSENT = "absent"
-    REJECTED = "rejected"
 
 
 @dataclass(frozen=True, slots=True)

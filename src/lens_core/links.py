@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
@@ -18,11 +19,26 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import extract_context
 from lens_core.outcome import record_error
+from lens_core.semconv import LENS_CARRIER
 
-__all__ = ["attach_carrier", "create_linked_span", "linked_span"]
+__all__ = [
+    "CarrierStatus",
+    "add_carrier_link",
+    "attach_carrier",
+    "create_linked_span",
+    "linked_span",
+]
 
 _Carrier = Mapping[str, str]
 _Attributes = Mapping[str, AttributeValue]
+
+
+class CarrierStatus(str, Enum):
+    """What became of a hop's carrier; the value of the attribute ``lens.carrier``."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    REJECTED = "rejected"
 
 
 def create_linked_span(
@@ -127,6 +143,35 @@ def linked_span(
     finally:
         otel_context.detach(token)
         span.end()
+
+
+def add_carrier_link(
+    span: Span, carrier: _Carrier | None, link_attributes: _Attributes | None = None
+) -> CarrierStatus:
+    """Link an open span to the span that a carrier came from.
+
+    For a span that covers the wait for a message: it starts before the carrier is known. Samplers
+    and ``on_start`` of span processors do not see such a link; where the carrier is there at the
+    start, use :func:`linked_span`. Never raises; the outcome is also the span's attribute
+    ``lens.carrier``.
+
+    Args:
+        span: A span that has not ended.
+        carrier: What came with the message; ``None`` or empty where nothing did.
+        link_attributes: Attributes of the Link.
+
+    Returns:
+        ``ok``, ``absent`` or ``rejected``.
+    """
+    remote = extract_context(carrier)
+    span_context = trace.get_current_span(remote).get_span_context()
+    if span_context.is_valid:
+        span.add_link(span_context, link_attributes)
+        status = CarrierStatus.OK
+    else:
+        status = CarrierStatus.REJECTED if carrier and not remote else CarrierStatus.ABSENT
+    span.set_attribute(LENS_CARRIER, status.value)
+    return status
 
 
 @contextmanager

@@ -36,6 +36,9 @@ LENS_TRANSPORT: Final = "lens.transport"
 LENS_PEER_RANK: Final = "lens.peer.rank"
 #: ``send`` or ``recv``, ``forward`` or ``backward``: which way a hop goes.
 LENS_HOP_DIRECTION: Final = "lens.hop.direction"
+#: Name of one hop that both ends know without a message, such as ``"forward/3/1/0->1"`` (step,
+#: microbatch, ranks): an independent record of who really sent what.
+LENS_HOP_ID: Final = "lens.hop.id"
 #: Microbatch index that a hop carries.
 LENS_MICROBATCH: Final = "lens.microbatch"
 

@@ -8,7 +8,13 @@ from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.trace import SpanKind, StatusCode
 
-from lens_core import attach_carrier, create_linked_span, extract_context, linked_span
+from lens_core import (
+    add_carrier_link,
+    attach_carrier,
+    create_linked_span,
+    extract_context,
+    linked_span,
+)
 from lens_core.semconv import LENS_HOP_DIRECTION, LENS_MICROBATCH, LENS_PEER_RANK
 from lens_core.testing.carriers import FULL, carrier_for
 from tests.core.recording import Recording
@@ -210,3 +216,37 @@ def test_attach_restores_on_error():
     with pytest.raises(KeyError), attach_carrier(carrier_for(1)):
         raise KeyError
     assert otel_context.get_current() == before
+
+
+def test_a_span_that_waits_is_linked_when_the_carrier_is_there(recording):
+    span = recording.tracer.start_span("recv")
+    assert add_carrier_link(span, carrier_for(7), {LENS_PEER_RANK: 2}) == "ok"
+    span.end()
+    done = recording.only()
+    assert linked_ids(done) == [(8, 0x1008)]
+    assert dict(done.links[0].attributes) == {"lens.peer.rank": 2}
+    assert dict(done.attributes) == {"lens.carrier": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("carrier", "status"),
+    [
+        (None, "absent"),
+        ({}, "absent"),
+        ({"baggage": "k=v"}, "absent"),
+        ({"traceparent": "garbage"}, "rejected"),
+        ({"traceparent": 5}, "rejected"),
+    ],
+)
+def test_a_span_without_a_valid_carrier_says_so(recording, carrier, status):
+    with recording.tracer.start_as_current_span("recv") as span:
+        assert add_carrier_link(span, carrier) == status
+    assert recording.only().links == ()
+    assert recording.only().attributes["lens.carrier"] == status
+
+
+def test_a_link_to_a_span_that_has_ended_does_not_raise(recording):
+    span = recording.tracer.start_span("recv")
+    span.end()
+    add_carrier_link(span, carrier_for(7))
+    assert recording.only().links == ()
