@@ -117,7 +117,8 @@ class _Block(nn.Module):
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm_mlp(x))
+        out: torch.Tensor = x + self.mlp(self.norm_mlp(x))
+        return out
 
 
 class StageModel(nn.Module):
