@@ -1,12 +1,9 @@
-"""A character-level transformer, cut into pipeline stages, and the text that it learns."""
+"""A character-level transformer, cut into pipeline stages."""
 
 from __future__ import annotations
 
-import pydoc_data.topics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
 from lens_core.errors import ConfigError, MissingExtraError
 
@@ -17,84 +14,40 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["StageModel", "Text", "TrainingConfig", "sample_text"]
-
-State = Mapping[str, torch.Tensor]
-
-_DATA_SEED: Final = 0x5EED
+__all__ = ["ModelShape", "PipelineStage", "sample_text"]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingConfig:
-    """The model, its data and its schedule; the same on every rank.
+class ModelShape:
+    """The size of the whole model; the same on every rank.
 
     Attributes:
-        text_path: File to learn; empty for the documentation topics that ship inside CPython.
-        layers: Transformer blocks in all stages together; at least one a stage.
-        width: Size of a token's vector.
-        heads: Attention heads of a block.
+        symbols: Number of different characters.
+        stages: Number of pipeline stages.
+        layers: Transformer blocks in all stages together; where there are more stages, each stage
+            has one.
+        width: Size of a character's vector.
+        heads: Attention heads of a block; divides ``width``.
         context: Characters that the model sees at once.
-        microbatches: Microbatches of a step.
-        microbatch_size: Sequences of a microbatch.
-        learning_rate: Of AdamW.
-        seed: Of the parameters and of the order of the data.
     """
 
-    text_path: str = ""
+    symbols: int
+    stages: int
     layers: int = 4
     width: int = 64
     heads: int = 4
     context: int = 64
-    microbatches: int = 4
-    microbatch_size: int = 8
-    learning_rate: float = 3e-3
-    seed: int = 0
 
-    def layers_of(self, rank: int, world_size: int) -> range:
-        """The blocks of one stage.
+    def __post_init__(self) -> None:
+        if self.stages < 1:
+            raise ConfigError("stages", self.stages, "at least 1")
+        if self.width % self.heads:
+            raise ConfigError("heads", self.heads, f"a divisor of the width {self.width}")
 
-        Raises:
-            ConfigError: If there are fewer blocks than stages.
-        """
-        if self.layers < world_size:
-            raise ConfigError("layers", self.layers, f"at least {world_size}, one for each stage")
-        return range(self.layers * rank // world_size, self.layers * (rank + 1) // world_size)
-
-
-class Text:
-    """A text as numbers, and its batches: the same on every rank, with nothing sent for it."""
-
-    def __init__(self, config: TrainingConfig) -> None:
-        if config.text_path:
-            content = Path(config.text_path).read_text(encoding="utf-8", errors="replace")
-        else:
-            content = "\n\n".join(pydoc_data.topics.topics.values())
-        if len(content) <= config.context + 1:
-            raise ConfigError(
-                "text_path",
-                config.text_path,
-                f"a text of more than {config.context + 1} characters",
-            )
-        self.characters: Final = "".join(sorted(set(content)))
-        index = {character: number for number, character in enumerate(self.characters)}
-        self._numbers = torch.tensor([index[character] for character in content])
-        self._config = config
-
-    def microbatches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """A step's inputs and targets, ``int64[microbatch_size, context]`` each."""
-        config = self._config
-        # A generator of its own: the user's random stream is nobody else's.
-        generator = torch.Generator().manual_seed((config.seed << 32) ^ (step << 8) ^ _DATA_SEED)
-        batches = []
-        for _ in range(config.microbatches):
-            starts = torch.randint(
-                len(self._numbers) - config.context - 1,
-                (config.microbatch_size, 1),
-                generator=generator,
-            )
-            window = self._numbers[starts + torch.arange(config.context + 1)]
-            batches.append((window[:, :-1], window[:, 1:].contiguous()))
-        return batches
+    def layers_of(self, stage: int) -> int:
+        """How many blocks one stage has."""
+        layers = max(self.layers, self.stages)
+        return layers * (stage + 1) // self.stages - layers * stage // self.stages
 
 
 class _Block(nn.Module):
@@ -121,26 +74,32 @@ class _Block(nn.Module):
         return out
 
 
-class StageModel(nn.Module):
-    """One stage: its share of the blocks; the first embeds, the last predicts."""
+class PipelineStage(nn.Module):
+    """One stage: its share of the blocks; the first also embeds, the last also predicts.
 
-    def __init__(self, rank: int, world_size: int, config: TrainingConfig, characters: str) -> None:
+    Args:
+        shape: Size of the whole model.
+        index: Which stage.
+        seed: Of its parameters; the user's random stream is left as it was.
+    """
+
+    def __init__(self, shape: ModelShape, index: int, seed: int = 0) -> None:
         super().__init__()
-        self.first, self.last = rank == 0, rank == world_size - 1
+        self.first = index == 0
+        self.last = index == shape.stages - 1
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed * 1_000_003 + rank)
+            torch.manual_seed(seed * 1_000_003 + index)
             if self.first:
-                self.embed = nn.Embedding(len(characters), config.width)
-                self.position = nn.Parameter(0.02 * torch.randn(config.context, config.width))
-            self.blocks = nn.Sequential(
-                *(_Block(config.width, config.heads) for _ in config.layers_of(rank, world_size))
-            )
+                self.embed = nn.Embedding(shape.symbols, shape.width)
+                self.position = nn.Parameter(0.02 * torch.randn(shape.context, shape.width))
+            blocks = (_Block(shape.width, shape.heads) for _ in range(shape.layers_of(index)))
+            self.blocks = nn.Sequential(*blocks)
             if self.last:
-                self.norm = nn.LayerNorm(config.width)
-                self.head = nn.Linear(config.width, len(characters))
+                self.norm = nn.LayerNorm(shape.width)
+                self.head = nn.Linear(shape.width, shape.symbols)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Activations, or the logits from the last stage."""
+        """Activations ``[batch, length, width]``; from the last stage logits of each symbol."""
         if self.first:
             x = self.embed(x) + self.position[: x.shape[1]]
         x = self.blocks(x)
@@ -150,36 +109,26 @@ class StageModel(nn.Module):
 
 
 def sample_text(
-    config: TrainingConfig,
-    states: Sequence[State],
-    *,
-    characters: str,
-    length: int = 200,
-    prompt: str = "\n",
-    seed: int = 0,
-) -> str:
-    """Text that the trained stages write.
+    stages: Sequence[nn.Module], prompt: torch.Tensor, length: int, context: int, seed: int = 0
+) -> torch.Tensor:
+    """A prompt, continued by the trained stages.
 
     Args:
-        config: The configuration they were trained with.
-        states: ``state_dict`` of every stage, in order.
-        characters: :attr:`Text.characters` of the text they were trained on.
-        length: Number of characters to write.
-        prompt: What to continue; characters that the text does not have are left out.
+        stages: All stages in order, in evaluation mode.
+        prompt: ``int64[n]``, at least one character.
+        length: How many characters to add.
+        context: Characters that the model sees at once.
         seed: Of the private random source that draws.
+
+    Returns:
+        ``int64[n + length]``.
     """
-    stages = []
-    for rank, state in enumerate(states):
-        stage = StageModel(rank, len(states), config, characters)
-        stage.load_state_dict(dict(state))
-        stages.append(stage.eval())
     model = nn.Sequential(*stages)
-    numbers = [characters.index(c) for c in prompt if c in characters] or [0]
-    start = len(numbers)
+    ids = prompt
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode():
         for _ in range(length):
-            logits = model(torch.tensor([numbers[-config.context :]]))[0, -1]
+            logits = model(ids[None, -context:])[0, -1]
             drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
-            numbers.append(int(drawn))
-    return "".join(characters[number] for number in numbers[start:])
+            ids = torch.cat((ids, drawn))
+    return ids

@@ -1,82 +1,108 @@
 """One stage of a pipeline-parallel training run, traced: what a Ray actor or a torchrun rank runs.
 
-Every rank makes a :class:`Stage` and calls :meth:`Stage.train_step` for the same steps. A step is
+Every rank makes a :class:`StageTrainer` and calls its ``train_step`` for the same steps. A step is
 one broadcast of the trace context, then all microbatches forward, then all backward, each tensor
 sent by :mod:`lens_contrib.nccl` with the context of the span that computed it.
 
-Spans (all of them children of ``train.step``, which links to rank 0's): ``pp.forward`` and
+Spans, all of them under ``train.step``, which on other ranks links to rank 0's: ``pp.forward`` and
 ``pp.backward`` compute and send; ``pp.recv_forward`` and ``pp.recv_backward`` cover the wait and
-link to the sender's ``pp.forward`` or ``pp.backward``.
+link to the ``pp.forward`` or ``pp.backward`` that sent. Both ends of a hop name it
+(``lens.hop.id``) from what they know without a message, so that a reader of the run can hold the
+links against the names (:mod:`lens_contrib.timeline.hops`).
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from opentelemetry import trace
 
-from lens_contrib.demo.model import StageModel, Text, TrainingConfig
+from lens_contrib.demo.model import ModelShape, PipelineStage
+from lens_contrib.demo.text import Corpus
 from lens_contrib.nccl import CarrierWork, irecv, isend
-from lens_contrib.torch_distributed import broadcast_trace_context
+from lens_contrib.torch_distributed import BroadcastTransport, broadcast_trace_context
 from lens_core.errors import MissingExtraError
 from lens_core.links import add_carrier_link, linked_span
 from lens_core.semconv import (
     DL_ITERATION,
     DL_MICROBATCH_ID,
     LENS_HOP_DIRECTION,
+    LENS_HOP_ID,
     LENS_MICROBATCH,
     LENS_PEER_RANK,
-    NV_DL_RANK,
+    LENS_TRANSPORT,
 )
 from lens_core.state import set_pp_trace_carrier
 
 try:
     import torch
-    import torch.distributed as dist
     from torch.nn import functional
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["Stage"]
+__all__ = ["StageTrainer", "TrainingPlan"]
 
-Direction = Literal["forward", "backward"]
-#: Value of ``lens.hop.direction`` for the hop from rank 0's step to the other ranks' steps.
-BROADCAST: Final = "broadcast"
+Way = Literal["forward", "backward"]
+_BROADCAST: Final = BroadcastTransport.name
+_POINT_TO_POINT: Final = "nccl"
 
 _tracer = trace.get_tracer("lens_contrib.demo")
 
 
-class Stage:
-    """This rank's stage. Needs an initialized process group of ``world_size`` ranks.
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What all ranks agree on beside the model.
+
+    Attributes:
+        microbatches: Microbatches of a step.
+        microbatch_size: Sequences of a microbatch.
+        learning_rate: Of AdamW.
+        seed: Of the parameters and of the order of the data.
+    """
+
+    microbatches: int = 4
+    microbatch_size: int = 8
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+
+class StageTrainer:
+    """This rank's stage. Needs an initialized process group of one rank a stage when it trains.
 
     Args:
         rank: This process's global rank: the stage's place in the pipeline.
-        world_size: Number of stages.
-        config: The same on every rank.
+        shape: Size of the whole model.
+        plan: The same on every rank.
+        corpus: The text; the same on every rank.
     """
 
-    def __init__(self, rank: int, world_size: int, config: TrainingConfig | None = None) -> None:
+    def __init__(self, rank: int, shape: ModelShape, plan: TrainingPlan, corpus: Corpus) -> None:
         self.rank = rank
-        self.world_size = world_size
-        self.config = config or TrainingConfig()
-        self.text = Text(self.config)
-        self.model = StageModel(rank, world_size, self.config, self.text.characters)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.config.learning_rate)
-        shape = (self.config.microbatch_size, self.config.context, self.config.width)
-        self._activation_shape = torch.Size(shape)
+        self.world_size = shape.stages
+        self.model = PipelineStage(shape, rank, plan.seed)
+        self._shape = shape
+        self._plan = plan
+        self._corpus = corpus
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=plan.learning_rate)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """A copy of this stage's weights, for a checkpoint."""
-        return {name: value.clone() for name, value in self.model.state_dict().items()}
+    def save(self, directory: Path) -> Path:
+        """Write this stage's weights below a directory; returns the file."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"stage{self.rank}.pt"
+        torch.save(self.model.state_dict(), path)
+        return path
 
-    def train_step(self, step: int) -> float:
-        """Train on one step's microbatches; returns their mean loss, on every rank.
+    def train_step(self, step: int) -> float | None:
+        """Train on one step's microbatches; their mean loss on the last rank, ``None`` elsewhere.
 
         *Collective*: every rank calls it with the same ``step``.
         """
         if self.rank == 0:
-            with _tracer.start_as_current_span("train.step", attributes=self._attributes(step)):
+            attributes = self._attributes(step, _BROADCAST, "send", f"step {step}")
+            with _tracer.start_as_current_span("train.step", attributes=attributes):
                 set_pp_trace_carrier(self._share_context(step))
                 return self._run(step)
         carrier = self._share_context(step)
@@ -85,22 +111,22 @@ class Stage:
             _tracer,
             "train.step",
             remote_carrier=carrier,
-            span_attributes=self._attributes(step),
-            link_attributes={LENS_PEER_RANK: 0, LENS_HOP_DIRECTION: BROADCAST},
+            span_attributes=self._attributes(step, _BROADCAST, "recv", f"step {step}"),
+            link_attributes={LENS_PEER_RANK: 0},
         ):
             return self._run(step)
 
     def _share_context(self, step: int) -> dict[str, str] | None:
         return broadcast_trace_context(self.rank, src_rank=0, step=step)
 
-    def _run(self, step: int) -> float:
-        batches = self.text.microbatches(step)
+    def _run(self, step: int) -> float | None:
+        batches = self._microbatches(step)
         saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         sends: list[CarrierWork] = []
         for number, (inputs, targets) in enumerate(batches):
             if not self.model.first:
                 inputs = self._receive(step, number, "forward", self.rank - 1).requires_grad_()
-            with self._hop_span("pp.forward", step, number, "forward", self.rank + 1):
+            with self._sending("forward", step, number, self.rank + 1):
                 outputs = self.model(inputs)
                 if self.model.last:
                     outputs = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
@@ -111,7 +137,7 @@ class Stage:
             gradient = None
             if not self.model.last:
                 gradient = self._receive(step, number, "backward", self.rank + 1)
-            with self._hop_span("pp.backward", step, number, "backward", self.rank - 1):
+            with self._sending("backward", step, number, self.rank - 1):
                 if gradient is None:
                     (outputs / len(batches)).backward()  # type: ignore[no-untyped-call]
                 else:
@@ -120,51 +146,71 @@ class Stage:
                     self._send(inputs.grad, self.rank - 1, sends)
         for work in sends:
             work.wait()
-        with _tracer.start_as_current_span("optimizer.step", attributes=self._attributes(step)):
+        with _tracer.start_as_current_span("optimizer.step", attributes={DL_ITERATION: step}):
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
-        return self._mean_loss([outputs for _, outputs in saved])
+        if not self.model.last:
+            return None
+        return float(torch.stack([outputs.detach() for _, outputs in saved]).mean())
 
-    def _mean_loss(self, outputs: list[torch.Tensor]) -> float:
-        """The last stage's loss, on every rank."""
-        loss = torch.zeros(())
-        if self.model.last:
-            loss = torch.stack([output.detach() for output in outputs]).mean()
-        if self.world_size > 1:
-            dist.broadcast(loss, self.world_size - 1)
-        return float(loss)
+    def _microbatches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The step's inputs and targets: the same on every rank, with nothing sent for it."""
+        plan = self._plan
+        first = (plan.seed + step) * plan.microbatches
+        return [
+            self._corpus.batch(plan.microbatch_size, self._shape.context, first + number)
+            for number in range(plan.microbatches)
+        ]
 
     def _send(self, tensor: torch.Tensor, peer: int, sends: list[CarrierWork]) -> None:
         work = isend(tensor, peer)
         if work is not None:
             sends.append(work)
 
-    def _receive(self, step: int, number: int, direction: Direction, peer: int) -> torch.Tensor:
-        tensor = torch.empty(self._activation_shape)
-        with self._hop_span(f"pp.recv_{direction}", step, number, direction, peer) as span:
+    def _receive(self, step: int, number: int, way: Way, peer: int) -> torch.Tensor:
+        tensor = torch.empty(self._plan.microbatch_size, self._shape.context, self._shape.width)
+        hop = self._hop(way, step, number, peer, self.rank)
+        attributes = self._attributes(step, _POINT_TO_POINT, "recv", hop, number, peer)
+        with _tracer.start_as_current_span(f"pp.recv_{way}", attributes=attributes) as span:
             work = irecv(tensor, peer)
             if work is not None:
                 work.wait()
-                add_carrier_link(
-                    span,
-                    work.carrier,
-                    {
-                        LENS_PEER_RANK: peer,
-                        LENS_HOP_DIRECTION: direction,
-                        LENS_MICROBATCH: number,
-                    },
-                )
+                link_attributes = {LENS_PEER_RANK: peer, LENS_MICROBATCH: number}
+                add_carrier_link(span, work.carrier, link_attributes)
         return tensor
 
-    def _hop_span(
-        self, name: str, step: int, number: int, direction: Direction, peer: int
+    def _sending(
+        self, way: Way, step: int, number: int, peer: int
     ) -> AbstractContextManager[trace.Span]:
-        attributes = self._attributes(step)
-        attributes[DL_MICROBATCH_ID] = number
-        attributes[LENS_HOP_DIRECTION] = direction
+        """The span that computes a microbatch and sends the result, if there is a next stage."""
         if 0 <= peer < self.world_size:
-            attributes[LENS_PEER_RANK] = peer
-        return _tracer.start_as_current_span(name, attributes=attributes)
+            hop = self._hop(way, step, number, self.rank, peer)
+            attributes = self._attributes(step, _POINT_TO_POINT, "send", hop, number, peer)
+        else:
+            attributes = {DL_ITERATION: step, DL_MICROBATCH_ID: number}
+        return _tracer.start_as_current_span(f"pp.{way}", attributes=attributes)
 
-    def _attributes(self, step: int) -> dict[str, str | int]:
-        return {DL_ITERATION: step, NV_DL_RANK: self.rank}
+    @staticmethod
+    def _hop(way: Way, step: int, number: int, source: int, destination: int) -> str:
+        return f"step {step} {way} {number} from {source} to {destination}"
+
+    @staticmethod
+    def _attributes(
+        step: int,
+        transport: str,
+        direction: str,
+        hop: str,
+        number: int | None = None,
+        peer: int | None = None,
+    ) -> dict[str, str | int]:
+        attributes: dict[str, str | int] = {
+            DL_ITERATION: step,
+            LENS_TRANSPORT: transport,
+            LENS_HOP_DIRECTION: direction,
+            LENS_HOP_ID: hop,
+        }
+        if number is not None:
+            attributes[DL_MICROBATCH_ID] = number
+        if peer is not None:
+            attributes[LENS_PEER_RANK] = peer
+        return attributes
