@@ -43,7 +43,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["StageTrainer", "TrainingPlan"]
+__all__ = ["StageTrainer", "TrainingPlan", "broadcast_hops", "point_to_point_hops"]
 
 Way = Literal["forward", "backward"]
 _BROADCAST: Final = BroadcastTransport.name
@@ -67,6 +67,16 @@ class TrainingPlan:
     microbatch_size: int = 8
     learning_rate: float = 3e-3
     seed: int = 0
+
+
+def broadcast_hops(ranks: int, steps: int) -> int:
+    """How many hops of ``torch.broadcast`` a training has: one to each further rank a step."""
+    return (ranks - 1) * steps
+
+
+def point_to_point_hops(ranks: int, steps: int, plan: TrainingPlan) -> int:
+    """How many hops of ``nccl`` a training has: there and back for each microbatch and border."""
+    return 2 * (ranks - 1) * plan.microbatches * steps
 
 
 class StageTrainer:
