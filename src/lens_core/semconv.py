@@ -18,6 +18,29 @@ NEMO_SPAN_TRUNCATED_REASON: Final = "nemo.span.truncated.reason"
 NV_DL_RANK: Final = "nv.dl.rank"
 NV_DL_WORLD_SIZE: Final = "nv.dl.world_size"
 NV_DL_LOCAL_RANK: Final = "nv.dl.local_rank"
+NV_DL_ROLE: Final = "nv.dl.role"
+NV_GPU_COUNT: Final = "nv.gpu.count"
+
+HOST_NAME: Final = "host.name"
+PROCESS_PID: Final = "process.pid"
+SERVICE_INSTANCE_ID: Final = "service.instance.id"
+
+SLURM_JOB_ID: Final = "slurm.job.id"
+SLURM_JOB_NAME: Final = "slurm.job.name"
+SLURM_ARRAY_JOB_ID: Final = "slurm.array.job.id"
+SLURM_ARRAY_TASK_ID: Final = "slurm.array.task.id"
+SLURM_CLUSTER_NAME: Final = "slurm.cluster.name"
+SLURM_PARTITION: Final = "slurm.partition"
+SLURM_NODE_COUNT: Final = "slurm.nnodes"
+SLURM_NODE_NAME: Final = "slurm.node.name"
+SLURM_RESTART_COUNT: Final = "slurm.restart_count"
+TORCHELASTIC_RUN_ID: Final = "torchelastic.run.id"
+TORCHELASTIC_RESTART_COUNT: Final = "torchelastic.restart_count"
+K8S_NAMESPACE_NAME: Final = "k8s.namespace.name"
+K8S_POD_NAME: Final = "k8s.pod.name"
+K8S_NODE_NAME: Final = "k8s.node.name"
+K8S_JOB_NAME: Final = "k8s.job.name"
+K8S_JOB_UID: Final = "k8s.job.uid"
 
 DL_ITERATION: Final = "dl.iteration"
 DL_MICROBATCH_ID: Final = "dl.microbatch_id"
@@ -27,6 +50,10 @@ DL_TENSOR_PARALLEL_SIZE: Final = "dl.tensor_parallel.size"
 DL_TENSOR_PARALLEL_RANK: Final = "dl.tensor_parallel.rank"
 DL_PIPELINE_PARALLEL_SIZE: Final = "dl.pipeline_parallel.size"
 DL_PIPELINE_PARALLEL_RANK: Final = "dl.pipeline_parallel.rank"
+DL_CONTEXT_PARALLEL_SIZE: Final = "dl.context_parallel.size"
+DL_CONTEXT_PARALLEL_RANK: Final = "dl.context_parallel.rank"
+DL_EXPERT_PARALLEL_SIZE: Final = "dl.expert_parallel.size"
+DL_EXPERT_PARALLEL_RANK: Final = "dl.expert_parallel.rank"
 
 #: What became of the carrier of a hop, on the receiver's span: ``ok``, ``absent`` or ``rejected``.
 LENS_CARRIER: Final = "lens.carrier"
@@ -41,6 +68,16 @@ LENS_HOP_DIRECTION: Final = "lens.hop.direction"
 LENS_HOP_ID: Final = "lens.hop.id"
 #: Microbatch index that a hop carries.
 LENS_MICROBATCH: Final = "lens.microbatch"
+#: Where a span's ids come from: ``derived``, or ``random`` where the ranks could not agree on a key.
+LENS_IDENTITY: Final = "lens.identity"
+#: Pipeline stage that a span belongs to.
+LENS_STAGE: Final = "lens.stage"
+#: Pipeline stage at the other end of a hop.
+LENS_PEER_STAGE: Final = "lens.peer.stage"
+#: Which of a rank's stages, or model chunks, a hop belongs to.
+LENS_CHUNK: Final = "lens.chunk"
+#: Count of hops of one kind between two ranks, where no microbatch tells them apart.
+LENS_HOP_SEQUENCE: Final = "lens.hop.sequence"
 
 RPC_SYSTEM_NAME: Final = "rpc.system.name"
 RPC_METHOD: Final = "rpc.method"

@@ -74,6 +74,16 @@ class _SwitchTracer(Tracer):
             self._bound = (target, tracer)
         return tracer
 
+    @property
+    def sampler(self) -> object:
+        """The sampler of the tracer that is current, as the SDK's tracers show theirs."""
+        return getattr(self._tracer(), "sampler", None)
+
+    @property
+    def id_generator(self) -> object:
+        """The id generator of the tracer that is current, as the SDK's tracers show theirs."""
+        return getattr(self._tracer(), "id_generator", None)
+
     def start_span(
         self,
         name: str,

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from lens_core.incidents import incidents
 from lens_core.semconv import NEMO_RUN_ID
 
-__all__ = ["RunIdentity", "parse_resource_attributes", "resolve_run_identity"]
+__all__ = ["RunIdentity", "parse_resource_attributes", "resolve_run_identity", "run_attempt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def resolve_run_identity(
         agree: Called with a proposal, returns the one that all ranks share.
     """
     source = os.environ if environ is None else environ
-    attempt = _attempt(source)
+    attempt = run_attempt(source)
     for name, rule in _RULES:
         if run_id := (explicit if name == "explicit" else rule(source)).strip():
             return RunIdentity(run_id, name, attempt)
@@ -115,7 +115,8 @@ _RULES: Final[tuple[tuple[str, Callable[[Mapping[str, str]], str]], ...]] = (
 )
 
 
-def _attempt(environ: Mapping[str, str]) -> int:
+def run_attempt(environ: Mapping[str, str]) -> int:
+    """Restarts of the run before this one, from the counts of Slurm and torchelastic."""
     # A requeue by Slurm starts torchelastic's own count anew: both together must still grow.
     slurm = _count(environ, "SLURM_RESTART_COUNT")
     elastic = _count(environ, "TORCHELASTIC_RESTART_COUNT")

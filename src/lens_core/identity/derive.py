@@ -1,0 +1,67 @@
+"""The keyed hash behind derived ids.
+
+BLAKE2b, keyed with the run's secret, over an unambiguous text of what both ends know. Uniform in
+all bits, so samplers that decide on the trace id see what they see with random ids; and no one
+without the key can tell a derived id from a random one, which is what W3C Trace Context Level 2
+asks of the random flag ("randomly (or pseudo-randomly)" chosen).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from dataclasses import dataclass
+
+from lens_core.identity.run_key import RunKey
+
+__all__ = ["Deriver", "HopId"]
+
+
+@dataclass(frozen=True, slots=True)
+class HopId:
+    """What both ends of a hop know without a message.
+
+    Attributes:
+        kind: What is moved, such as ``"forward"`` or ``"backward"``.
+        source: Who sends: a rank, or a pipeline stage; the same numbering on both ends.
+        destination: Who receives, in the same numbering.
+        sequence: Microbatch, or the count of such hops between the two.
+        group: Tells groups, schedules or model chunks apart that share the numbers.
+        repeat: How often these two did exactly this hop before, in the same step.
+    """
+
+    kind: str
+    source: int
+    destination: int
+    sequence: int
+    group: str = ""
+    repeat: int = 0
+
+
+class Deriver:
+    """Ids of one attempt of one run; thread-safe.
+
+    Args:
+        key: The run key; its attempt number is part of every id.
+    """
+
+    __slots__ = ("_base",)
+
+    def __init__(self, key: RunKey) -> None:
+        self._base = hashlib.blake2b(key=key.secret[:64], digest_size=16, person=b"lens ids v1")
+        self._base.update(repr(operator.index(key.attempt)).encode() + b"\0")
+
+    def trace_id(self, *parts: int | str) -> int:
+        """The 128-bit trace id for these parts; never zero.
+
+        Integers must be plain ``int``: a NumPy integer reads differently and gives another id.
+        """
+        digest = self._base.copy()
+        digest.update(repr(("trace", *parts)).encode())
+        return int.from_bytes(digest.digest(), "big") or 1
+
+    def span_id(self, *parts: int | str) -> int:
+        """The 64-bit span id for these parts; never zero."""
+        digest = self._base.copy()
+        digest.update(repr(("span", *parts)).encode())
+        return int.from_bytes(digest.digest()[:8], "big") or 1

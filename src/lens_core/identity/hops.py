@@ -1,0 +1,268 @@
+"""Links for hand-written pipeline schedules: a span around the user's own send and recv calls.
+
+    with hop_span("recv_forward", peer=previous, microbatch=i):
+        dist.recv(activation, previous)
+    ...
+    with hop_span("send_forward", peer=following, microbatch=i):
+        dist.send(output, following)
+
+Nothing is sent beside the payload. The sender's span is started under an id that is derived from
+step, direction, ranks and microbatch; the receiver derives the same id and links to it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanKind, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from lens_core.errors import ConfigError
+from lens_core.identity.derive import HopId
+from lens_core.identity.owned import start_owned_span
+from lens_core.identity.steps import StepScope, current_step
+from lens_core.incidents import incidents
+from lens_core.outcome import record_error
+from lens_core.semconv import (
+    LENS_CHUNK,
+    LENS_HOP_DIRECTION,
+    LENS_HOP_SEQUENCE,
+    LENS_MICROBATCH,
+    LENS_PEER_RANK,
+)
+
+__all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
+
+_ENDS: Final = ("send", "recv")
+_DIRECTIONS: Final = ("forward", "backward")
+
+
+@dataclass(slots=True)
+class Hop:
+    """An open hop.
+
+    Attributes:
+        span: The open span.
+        send: The hop that the body sends; ``None`` where it only receives.
+        recv: The hop that the body receives; ``None`` where it only sends.
+    """
+
+    span: Span
+    send: HopId | None = None
+    recv: HopId | None = None
+    _pending: Link | None = None
+
+    def confirm(self, sequence: int) -> bool:
+        """Link to the sender, if the sequence number that its frame brought is the expected one.
+
+        For :func:`hop_span` with ``confirm=True``. A difference means that one side skipped or
+        repeated a call: the link would lead to another message's span, so none is made, and
+        ``hop.sequence_mismatch`` is counted.
+
+        Returns:
+            Whether the numbers agree.
+        """
+        expected = None if self.recv is None else self.recv.sequence
+        if sequence != expected:
+            record_sequence_mismatch(expected, sequence)
+            return False
+        link, self._pending = self._pending, None
+        if link is not None:
+            self.span.add_link(link.context, link.attributes)
+        return True
+
+
+def record_sequence_mismatch(expected: int | None, received: int) -> None:
+    """Count that a frame brought another sequence number than was expected."""
+    incidents.record(
+        "hop.sequence_mismatch",
+        f"expected message {expected}, the frame is of message {received}",
+        todo="One side skipped or repeated a send or recv; the link is left out.",
+    )
+
+
+@contextmanager
+def hop_span(
+    operation: str,
+    *,
+    peer: int,
+    microbatch: int | None = None,
+    recv_peer: int | None = None,
+    recv_microbatch: int | None = None,
+    chunk: int = 0,
+    recv_chunk: int | None = None,
+    group: str = "",
+    confirm: bool = False,
+    tracer: Tracer | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> Iterator[Hop]:
+    """A span around a send, a recv, or both at once, linked to the sender of what is received.
+
+    Inside :func:`~lens_core.identity.step_span`. Both sides must name the hop alike: the same
+    direction, microbatch, chunk and group. Outside a step, or where the peer starts no spans under
+    derived ids, the span is opened all the same, without a link; the latter is counted as
+    ``link.missing``.
+
+    Args:
+        operation: ``send_forward``, ``recv_forward``, ``send_backward`` or ``recv_backward``; or
+            one of each joined by ``_``, such as ``send_forward_recv_backward``, for a combined
+            call.
+        peer: Global rank at the other end.
+        microbatch: Microbatch index. Where it is not given, hops of one direction between two
+            ranks are counted; then a call that one side skips shifts all later links of the step,
+            so give it, or send a frame and use ``confirm``.
+        recv_peer: Global rank that a combined call receives from; ``peer`` if not given.
+        recv_microbatch: Microbatch that a combined call receives; ``microbatch`` if not given.
+        chunk: Model chunk of the **receiving** stage, where a rank holds several.
+        recv_chunk: The same for what a combined call receives; ``chunk`` if not given.
+        group: Tells pipelines apart that run in one step.
+        confirm: Make the link only in :meth:`Hop.confirm`, when a frame has brought the sender's
+            sequence number.
+        tracer: Tracer for the span; one of the global provider if not given.
+        attributes: Attributes of the span.
+
+    Yields:
+        The open hop.
+
+    Raises:
+        ConfigError: If ``operation`` is not one of those above.
+        TypeError: If a number is not an integer.
+    """
+    sends, receives = _parse(operation)
+    used = trace.get_tracer("lens_core") if tracer is None else tracer
+    source = peer if recv_peer is None else recv_peer
+    mine = _Side(peer, microbatch, chunk)
+    theirs = _Side(
+        source,
+        microbatch if recv_microbatch is None else recv_microbatch,
+        chunk if recv_chunk is None else recv_chunk,
+    )
+    scope = current_step()
+    if scope is not None and not scope.identity.derives:
+        scope = None
+    if scope is None:
+        incidents.record(
+            "link.missing",
+            f"{operation} runs outside a step whose ids can be derived",
+            todo="Call hop_span() inside step_span(), with a run key that all ranks share.",
+        )
+    send = None if not (sends and scope) else mine.hop(scope, sends, group, outgoing=True)
+    recv = None if not (receives and scope) else theirs.hop(scope, receives, group, outgoing=False)
+    link = None if recv is None or scope is None else _link(scope, recv, theirs)
+    marked = _attributes(sends or receives, mine if sends else theirs, send or recv, attributes)
+    hop = _open(used, operation, scope, send, recv, link, confirm, marked)
+    token = otel_context.attach(trace.set_span_in_context(hop.span))
+    try:
+        yield hop
+    except BaseException as error:
+        record_error(hop.span, error)
+        raise
+    finally:
+        otel_context.detach(token)
+        hop.span.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One end of a call: with whom, and what."""
+
+    peer: int
+    microbatch: int | None
+    chunk: int
+
+    def hop(self, scope: StepScope, direction: str, group: str, *, outgoing: bool) -> HopId:
+        rank, peer = scope.identity.rank, operator.index(self.peer)
+        source, destination = (rank, peer) if outgoing else (peer, rank)
+        tag = f"{group}/{operator.index(self.chunk)}"
+        if self.microbatch is None:
+            counted = HopId(direction, source, destination, -1, tag)
+            return HopId(direction, source, destination, scope.count(counted), tag + "/counted")
+        hop = HopId(direction, source, destination, operator.index(self.microbatch), tag)
+        repeat = scope.count(hop)
+        return hop if not repeat else HopId(*_fields(hop), repeat)
+
+
+def _fields(hop: HopId) -> tuple[str, int, int, int, str]:
+    return hop.kind, hop.source, hop.destination, hop.sequence, hop.group
+
+
+def _parse(operation: str) -> tuple[str, str]:
+    """Directions of what is sent and of what is received; empty where nothing is."""
+    directions = {"send": "", "recv": ""}
+    words = operation.split("_")
+    for end, direction in zip(words[::2], words[1::2], strict=False):
+        if end not in _ENDS or direction not in _DIRECTIONS or directions[end]:
+            break
+        directions[end] = direction
+    else:
+        if len(words) in (2, 4):
+            return directions["send"], directions["recv"]
+    raise ConfigError("operation", operation, "such as send_forward or send_forward_recv_backward")
+
+
+def _link(scope: StepScope, recv: HopId, side: _Side) -> Link | None:
+    if not scope.identity.includes(recv.source):
+        incidents.record(
+            "link.missing",
+            f"rank {recv.source} starts no spans under derived ids",
+            todo="Set up telemetry and install lens on that rank too.",
+        )
+        return None
+    attributes = scope.identity.peer_attributes(recv.source)
+    attributes[LENS_HOP_DIRECTION] = recv.kind
+    attributes[LENS_CHUNK] = side.chunk
+    attributes[LENS_HOP_SEQUENCE if side.microbatch is None else LENS_MICROBATCH] = recv.sequence
+    return Link(scope.hop_context(recv), attributes)
+
+
+def _attributes(
+    direction: str,
+    side: _Side,
+    hop: HopId | None,
+    given: Mapping[str, AttributeValue] | None,
+) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        LENS_HOP_DIRECTION: direction,
+        LENS_PEER_RANK: side.peer,
+        LENS_CHUNK: side.chunk,
+    }
+    if side.microbatch is not None:
+        attributes[LENS_MICROBATCH] = side.microbatch
+    elif hop is not None:
+        attributes[LENS_HOP_SEQUENCE] = hop.sequence
+    return {**attributes, **(given or {})}
+
+
+def _open(
+    tracer: Tracer,
+    name: str,
+    scope: StepScope | None,
+    send: HopId | None,
+    recv: HopId | None,
+    link: Link | None,
+    confirm: bool,
+    attributes: dict[str, AttributeValue],
+) -> Hop:
+    links = () if link is None or confirm else (link,)
+    kind = SpanKind.PRODUCER if name.startswith("send") else SpanKind.CONSUMER
+    if scope is not None and send is not None:
+        ids = scope.hop_context(send)
+        span, _ = start_owned_span(
+            tracer, name, ids.trace_id, ids.span_id, links=links, kind=kind, attributes=attributes
+        )
+    else:
+        span = tracer.start_span(
+            name,
+            kind=kind,
+            links=links,
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+    return Hop(span, send, recv, link if confirm else None)

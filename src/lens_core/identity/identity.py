@@ -1,0 +1,197 @@
+"""Who this process is when ids are derived: key, rank, owner, and who else takes part."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry.util.types import AttributeValue
+
+from lens_core.identity.derive import Deriver
+from lens_core.identity.mesh import MeshCoordinates
+from lens_core.identity.run_key import RunKey, random_run_key, run_key_from_environment
+from lens_core.incidents import incidents
+from lens_core.semconv import LENS_PEER_RANK
+
+__all__ = [
+    "Identity",
+    "IdentityToken",
+    "current_identity",
+    "install_identity",
+    "reset_identity",
+]
+
+
+class Identity:
+    """What ids of this process are derived from.
+
+    Args:
+        key: The run key. Where it is not agreed, nothing is derived: spans have random ids, are
+            marked ``lens.identity = random``, and no derived link is made.
+        rank: Global rank of this process.
+        owner_rank: The rank whose step spans the others link to.
+        participants: Ranks that derive ids and start spans under them; ``None``: all. A rank that
+            is not among them gets no links, because the spans would not exist.
+        mesh: Coordinates of the ranks; put on links where given.
+    """
+
+    def __init__(
+        self,
+        key: RunKey,
+        *,
+        rank: int,
+        owner_rank: int = 0,
+        participants: Iterable[int] | None = None,
+        mesh: MeshCoordinates | None = None,
+    ) -> None:
+        self.key: Final = key
+        self.rank: Final = rank
+        self.owner_rank: Final = owner_rank
+        self.participants: Final = None if participants is None else frozenset(participants)
+        self.mesh: Final = mesh
+        self.deriver: Final = Deriver(key)
+        self._lock = threading.Lock()
+        self._steps: dict[str, _Occurrences] = {}
+
+    @property
+    def derives(self) -> bool:
+        """Whether the ranks agreed on the key, so that ids can be derived."""
+        return self.key.agreed
+
+    def includes(self, rank: int) -> bool:
+        """Whether a rank starts its spans under derived ids."""
+        return self.derives and (self.participants is None or rank in self.participants)
+
+    def peer_attributes(self, peer: int) -> dict[str, AttributeValue]:
+        """Attributes of a link to a span of this peer: its rank, and its coordinates if known."""
+        attributes: dict[str, AttributeValue] = {LENS_PEER_RANK: peer}
+        if self.mesh is not None:
+            attributes.update(self.mesh.link_attributes(peer))
+        return attributes
+
+    def open_step(self, kind: str, step: int) -> int:
+        """How often this process opened this step before; it is part of the step's ids.
+
+        A job that goes back to a checkpoint without a new process replays step numbers, on all
+        ranks alike; the count keeps the ids of the replayed steps apart from the first ones.
+        """
+        with self._lock:
+            return self._steps.setdefault(kind, _Occurrences()).open(step)
+
+    def occurrence(self, kind: str, step: int) -> int:
+        """The count that the last :meth:`open_step` of this step gave; 0 before the first."""
+        with self._lock:
+            return self._steps.setdefault(kind, _Occurrences()).last(step)
+
+
+class _Occurrences:
+    """Counts openings by step, in bounded memory."""
+
+    _KEPT: Final = 4096
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._rounds = 0
+        self._forgotten_up_to = -1
+
+    def open(self, step: int) -> int:
+        count = self._counts.pop(step, None)
+        if count is None:
+            # Its count was forgotten: all ranks went back further than is kept. A new round keeps
+            # its ids apart, at 2**20 replays a round.
+            if step <= self._forgotten_up_to:
+                self._rounds += 1
+                self._forgotten_up_to = -1
+                self._counts.clear()
+            count = self._rounds << 20
+        else:
+            count += 1
+        self._counts[step] = count
+        if len(self._counts) > self._KEPT:
+            oldest = next(iter(self._counts))
+            del self._counts[oldest]
+            self._forgotten_up_to = max(self._forgotten_up_to, oldest)
+        return count
+
+    def last(self, step: int) -> int:
+        return self._counts.get(step, self._rounds << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityToken:
+    """What :func:`install_identity` replaced; hand it to :func:`reset_identity`."""
+
+    _local: Token[Identity | None]
+    _set: Identity | None
+    _previous_default: Identity | None
+
+
+class _Slot:
+    """The identity of this context, and the process's default for threads."""
+
+    def __init__(self) -> None:
+        self.local: ContextVar[Identity | None] = ContextVar("lens_identity", default=None)
+        self.default: Identity | None = None
+        self.lock = threading.Lock()
+
+
+_slot: Final = _Slot()
+
+
+def install_identity(identity: Identity | None) -> IdentityToken:
+    """Make this the identity of the process, for :func:`~lens_core.identity.step_span` and others.
+
+    Args:
+        identity: The identity; ``None`` removes the installed one.
+
+    Returns:
+        A token for :func:`reset_identity`; ignore it in a training script.
+    """
+    with _slot.lock:
+        previous, _slot.default = _slot.default, identity
+    return IdentityToken(_slot.local.set(identity), identity, previous)
+
+
+def reset_identity(token: IdentityToken) -> None:
+    """Restore the identity before the matching :func:`install_identity`."""
+    with _slot.lock:
+        if _slot.default is token._set:
+            _slot.default = token._previous_default
+    try:
+        _slot.local.reset(token._local)
+    except ValueError:
+        return  # the token was made in another context: nothing was set in this one
+
+
+def current_identity() -> Identity:
+    """The installed identity; where none is, the one that the launcher's environment implies.
+
+    Where that has no entropy (see :func:`~lens_core.identity.run_key_from_environment`), the
+    identity is random and derives nothing, which is counted as ``identity.random``.
+    """
+    identity = _slot.local.get()
+    if identity is not None:
+        return identity
+    with _slot.lock:
+        if _slot.default is None:
+            _slot.default = _from_environment()
+        return _slot.default
+
+
+def _from_environment() -> Identity:
+    text = os.environ.get("RANK", "")
+    rank = int(text) if text.isdigit() else 0
+    key = run_key_from_environment()
+    if key is None:
+        incidents.record(
+            "identity.random",
+            f"rank {rank} has no run key that the other ranks share, and uses random ids",
+            todo="Call lens_contrib.run_key.agree_run_key() after init_process_group(), or set "
+            "NEMO_LENS_RUN_KEY to the same 32 hexadecimal digits on all ranks.",
+        )
+        key = random_run_key()
+    return Identity(key, rank=rank)

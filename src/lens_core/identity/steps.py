@@ -1,0 +1,302 @@
+"""One bounded trace a step, the same on every rank, with no communication.
+
+The trace id of a step is derived, so the spans of all ranks meet in one trace and every sampler
+that decides on the trace id decides alike. The owner's step span has a derived id as well, to
+which the other ranks link. A campaign of days does not become one trace: each step's trace is
+bounded, and its owner's span links to the span of the run.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, Literal
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanContext, TraceFlags, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from lens_core.boundary import Relation, current_carrier
+from lens_core.identity.derive import HopId
+from lens_core.identity.identity import Identity, current_identity
+from lens_core.identity.owned import derived_context, is_sampled, start_owned_span
+from lens_core.incidents import incidents
+from lens_core.outcome import record_error
+from lens_core.semconv import DL_ITERATION, LENS_IDENTITY
+
+__all__ = ["StepScope", "current_step", "run_span", "step_carrier", "step_span"]
+
+_RUN: Final = "run"
+
+
+class StepScope:
+    """The step that is open in this process: what the ids of its hops are derived from.
+
+    Attributes:
+        identity: Who derives.
+        kind: Which series of steps: ``"step"``, or what the caller named it.
+        step: The step number.
+        occurrence: How often this process opened this step before.
+        trace_id: Derived trace id of the step.
+        sampled: Whether spans of the trace are sampled: on all ranks alike.
+    """
+
+    __slots__ = (
+        "_lock",
+        "_opened",
+        "identity",
+        "kind",
+        "occurrence",
+        "sampled",
+        "step",
+        "trace_id",
+    )
+
+    def __init__(self, identity: Identity, kind: str, step: int, occurrence: int) -> None:
+        self.identity = identity
+        self.kind = kind
+        self.step = step
+        self.occurrence = occurrence
+        self.trace_id = identity.deriver.trace_id(kind, step, occurrence)
+        self.sampled = True
+        self._lock = threading.Lock()
+        self._opened: Counter[HopId | str] = Counter()
+
+    def span_context(self, rank: int) -> SpanContext:
+        """The context of the step span of a rank."""
+        deriver = self.identity.deriver
+        span_id = deriver.span_id("step", self.kind, self.step, self.occurrence, rank)
+        return derived_context(self.trace_id, span_id, sampled=self.sampled)
+
+    def hop_context(self, hop: HopId) -> SpanContext:
+        """The context of the span under which a hop of this step is sent."""
+        span_id = self.identity.deriver.span_id(
+            "hop",
+            self.kind,
+            self.step,
+            self.occurrence,
+            hop.group,
+            hop.kind,
+            hop.source,
+            hop.destination,
+            hop.sequence,
+            hop.repeat,
+        )
+        return derived_context(self.trace_id, span_id, sampled=self.sampled)
+
+    def count(self, what: HopId | str) -> int:
+        """How often this was counted in this step before; both ends of a hop count alike."""
+        with self._lock:
+            before = self._opened[what]
+            self._opened[what] = before + 1
+            return before
+
+
+class _OpenStep:
+    """The open step of this context, and the process's default for other threads."""
+
+    def __init__(self) -> None:
+        self.local: ContextVar[StepScope | None] = ContextVar("lens_step", default=None)
+        self.default: StepScope | None = None
+
+
+_open: Final = _OpenStep()
+#: Identities whose run span this process has open, with the span's context.
+_run_spans: Final[ContextVar[tuple[Identity, SpanContext] | None]] = ContextVar(
+    "lens_run_span", default=None
+)
+
+
+def current_step() -> StepScope | None:
+    """The step that is open here, else the one that the process last opened; else ``None``."""
+    return _open.local.get() or _open.default
+
+
+@contextmanager
+def step_span(
+    step: int,
+    *,
+    name: str = "step",
+    relation: Relation = "link",
+    kind: str = "step",
+    tracer: Tracer | None = None,
+    identity: Identity | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> Iterator[Span]:
+    """This rank's span of a step, open in the body; no communication.
+
+    All ranks' spans of a step share one derived trace id. The owner's has a derived span id; the
+    others' link to it, or are its children. Where the ranks have no agreed key, it is an ordinary
+    span with random ids, marked ``lens.identity = random``.
+
+    Costs no message, and nothing that another rank does can make it wait. A rank that skips a step
+    has no span for it; if it is the owner, the others' links lead nowhere.
+
+    Args:
+        step: Step number, the same on all ranks.
+        name: Name of the span.
+        relation: How the spans of the other ranks relate to the owner's.
+        kind: Series of step numbers, the same on all ranks: another one for a validation loop that
+            counts from 0 as well.
+        tracer: Tracer for the span; one of the global provider if not given.
+        identity: Who derives; the installed identity if not given.
+        attributes: Attributes of the span.
+
+    Yields:
+        The open span.
+
+    Raises:
+        TypeError: If ``step`` is not an integer.
+    """
+    step = operator.index(step)
+    who = current_identity() if identity is None else identity
+    used = trace.get_tracer("lens_core") if tracer is None else tracer
+    scope = StepScope(who, kind, step, who.open_step(kind, step))
+    span = _start(scope, used, name, relation, {DL_ITERATION: step, **(attributes or {})})
+    token = otel_context.attach(trace.set_span_in_context(span))
+    local = _open.local.set(scope)
+    previous, _open.default = _open.default, scope
+    try:
+        yield span
+    except BaseException as error:
+        record_error(span, error)
+        raise
+    finally:
+        if _open.default is scope:
+            _open.default = previous
+        _open.local.reset(local)
+        otel_context.detach(token)
+        span.end()
+
+
+@contextmanager
+def run_span(
+    *,
+    name: str = "run",
+    tracer: Tracer | None = None,
+    identity: Identity | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> Iterator[Span]:
+    """This rank's span of the whole run, open in the body; steps opened in it link to it.
+
+    In a trace of its own: the owner's span has derived ids, the others' link to it. It is not made
+    current, so that spans between steps do not pile up in its trace.
+
+    Args:
+        name: Name of the span.
+        tracer: Tracer for the span; one of the global provider if not given.
+        identity: Who derives; the installed identity if not given.
+        attributes: Attributes of the span.
+
+    Yields:
+        The open span.
+    """
+    who = current_identity() if identity is None else identity
+    used = trace.get_tracer("lens_core") if tracer is None else tracer
+    scope = StepScope(who, _RUN, 0, who.open_step(_RUN, 0))
+    span = _start(scope, used, name, "link", dict(attributes or {}))
+    token = _run_spans.set((who, span.get_span_context()))
+    try:
+        yield span
+    except BaseException as error:
+        record_error(span, error)
+        raise
+    finally:
+        _run_spans.reset(token)
+        span.end()
+
+
+def step_carrier(
+    step: int,
+    *,
+    kind: str = "step",
+    tracer: Tracer | None = None,
+    identity: Identity | None = None,
+) -> dict[str, str]:
+    """A carrier of the owner's span of a step, the same on every rank; no communication.
+
+    For code that wants a carrier, such as ``set_pp_trace_carrier(step_carrier(step))``. Call it
+    inside :func:`step_span` of that step, or before the step is opened for the first time. Empty
+    where the ranks have no agreed key, or the owner starts no spans under derived ids: a link to
+    that span would lead nowhere.
+
+    Raises:
+        TypeError: If ``step`` is not an integer.
+    """
+    step = operator.index(step)
+    who = current_identity() if identity is None else identity
+    if not who.includes(who.owner_rank):
+        return {}
+    scope = current_step()
+    if scope is None or (scope.identity, scope.kind, scope.step) != (who, kind, step):
+        scope = StepScope(who, kind, step, who.occurrence(kind, step))
+        used = trace.get_tracer("lens_core") if tracer is None else tracer
+        scope.sampled = is_sampled(used, scope.trace_id, kind)
+    span = trace.NonRecordingSpan(scope.span_context(who.owner_rank))
+    return current_carrier(trace.set_span_in_context(span, otel_context.Context()))
+
+
+def _start(
+    scope: StepScope,
+    tracer: Tracer,
+    name: str,
+    relation: Literal["link", "child"],
+    attributes: dict[str, AttributeValue],
+) -> Span:
+    who = scope.identity
+    links: list[Link] = []
+    run = _run_spans.get()
+    if run is not None and run[0] is who and run[1].is_valid:
+        links.append(Link(run[1]))
+    if not who.derives:
+        attributes[LENS_IDENTITY] = "random"
+        local = trace.get_current_span().get_span_context()
+        if local.is_valid:
+            links.append(Link(local))
+        return tracer.start_span(
+            name,
+            trace.set_span_in_context(trace.INVALID_SPAN),
+            attributes=attributes,
+            links=links,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+    attributes[LENS_IDENTITY] = "derived"
+    scope.sampled = is_sampled(tracer, scope.trace_id, name)
+    own = scope.span_context(who.rank)
+    parent = otel_context.get_current()
+    if who.rank != who.owner_rank:
+        if not who.includes(who.owner_rank):
+            incidents.record(
+                "link.missing",
+                f"the owner, rank {who.owner_rank}, starts no spans under derived ids",
+                todo="Set up telemetry and install lens on that rank too.",
+            )
+        elif relation == "child":
+            owner = trace.NonRecordingSpan(scope.span_context(who.owner_rank))
+            local = trace.get_current_span().get_span_context()
+            if local.is_valid and local.trace_id != scope.trace_id:
+                links.append(Link(local))
+            parent = trace.set_span_in_context(owner)
+        else:
+            links.append(
+                Link(scope.span_context(who.owner_rank), who.peer_attributes(who.owner_rank))
+            )
+    span, owned = start_owned_span(
+        tracer,
+        name,
+        own.trace_id,
+        own.span_id,
+        context=parent,
+        links=links,
+        attributes=attributes,
+    )
+    started = span.get_span_context()
+    if owned:
+        scope.sampled = bool(started.trace_flags & TraceFlags.SAMPLED)
+    return span
