@@ -1,0 +1,164 @@
+"""The decorator: what it can be put on, and what it makes of each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any, Final, TypeVar, cast, get_args, overload
+
+import ray
+from opentelemetry.trace import Tracer
+from opentelemetry.util.types import AttributeValue
+from ray.actor import ActorClass
+from ray.remote_function import RemoteFunction
+
+from lens_contrib.ray.wire import LocalTracer
+from lens_contrib.ray.wrapping import CallSpec, wrap_function
+from lens_core.boundary import Relation
+from lens_core.errors import ConfigError, MessageError
+
+__all__ = ["traced", "traced_remote_call"]
+
+_T = TypeVar("_T")
+_SPECIAL: Final = frozenset({"__init__", "__call__"})
+
+
+@overload
+def traced_remote_call(
+    target: _T,
+    tracer: Tracer | None = None,
+    *,
+    name: str | None = None,
+    inject: bool = True,
+    relation: Relation = "child",
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> _T: ...
+@overload
+def traced_remote_call(
+    target: None = None,
+    tracer: Tracer | None = None,
+    *,
+    name: str | None = None,
+    inject: bool = True,
+    relation: Relation = "child",
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> Callable[[_T], _T]: ...
+def traced_remote_call(
+    target: _T | None = None,
+    tracer: Tracer | None = None,
+    *,
+    name: str | None = None,
+    inject: bool = True,
+    relation: Relation = "child",
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> _T | Callable[[_T], _T]:
+    """The same function, method or class, whose remote calls are traced.
+
+    A call opens a span under the caller's context, baggage included; the span records what the
+    body raises and ends with the body. Callers need no change: where a span or baggage is current,
+    Ray's ``.remote(...)`` sends it along, from any process. A carrier can also be passed by hand,
+    as the keyword argument ``_otel_carrier``; anything invalid there gives a root span, never an
+    error. A local call, with no carrier, is a child of the span that is current.
+
+    Put it on plain functions, generators, methods of any kind (``async``, generators, async
+    generators, static, class methods) or on a class, inside or outside ``@ray.remote`` and
+    ``@ray.method``; with or without parentheses. On a class it wraps ``__init__``, ``__call__`` and
+    every public method, own and inherited; base classes stay as they are. Ray's callers do not
+    inject into constructors: create such an actor with ``ray_dispatch_with_context``.
+
+    Among several decorators it should be the outermost (but for Ray's). A decorator outside it
+    that does not pass keyword arguments on gets no carrier, and says so once in the log.
+
+    A worker without this package runs the body untraced.
+
+    Args:
+        target: What to decorate.
+        tracer: Tracer for the spans. It is used in this process only, for an SDK's tracer cannot
+            be pickled: workers take a tracer of the same name from their own provider.
+        name: Name of the span; by default ``Class.method`` or the function's name. Not for classes.
+        inject: Whether callers send the current context by themselves.
+        relation: ``"child"``: the caller's span is the parent. ``"link"``: the span is a root with
+            a Link to it, for calls that nobody waits for.
+        attributes: Attributes of every span.
+
+    Raises:
+        MessageError: If the target is nothing that Ray can call.
+        ConfigError: If ``relation`` is none of the two.
+    """
+    if relation not in get_args(Relation):
+        raise ConfigError("relation", relation, "'child' or 'link'")
+    settings = _Settings(tracer, name, inject, relation, attributes)
+    if target is None:
+        return lambda actual: cast("_T", settings.apply(actual))
+    return cast("_T", settings.apply(target))
+
+
+traced = traced_remote_call
+
+
+class _Settings:
+    """The decorator's arguments, ready to be applied to a target of any kind."""
+
+    def __init__(
+        self,
+        tracer: Tracer | None,
+        name: str | None,
+        inject: bool,
+        relation: Relation,
+        attributes: Mapping[str, AttributeValue] | None,
+    ) -> None:
+        self._tracer = None if tracer is None else LocalTracer(tracer)
+        self._name = name
+        self._inject = inject
+        self._relation = relation
+        self._attributes = dict(attributes or {})
+
+    def apply(self, target: object, qualified: str | None = None) -> object:
+        if isinstance(target, staticmethod | classmethod):
+            return type(target)(self._function(target.__func__, qualified))
+        if isinstance(target, RemoteFunction):
+            return _remote(self._function(target._function, qualified), target._default_options)
+        if isinstance(target, ActorClass):
+            actor: Any = target
+            original = actor.__ray_metadata__.modified_class.__ray_actor_class__
+            return _remote(self._class(original), actor._default_options)
+        if isinstance(target, type):
+            return self._class(target)
+        if isinstance(target, FunctionType):
+            return self._function(target, qualified)
+        raise MessageError(
+            f"{type(target).__name__} cannot be traced; decorate the function or class itself"
+        )
+
+    def _function(self, function: Callable[..., Any], qualified: str | None) -> Callable[..., Any]:
+        method = qualified or function.__qualname__.rpartition("<locals>.")[2]
+        spec: CallSpec = {
+            "name": self._name or method,
+            "method": method,
+            "relation": self._relation,
+            "attributes": self._attributes,
+            "tracer": self._tracer,
+        }
+        return wrap_function(function, spec, inject=self._inject)
+
+    def _class(self, cls: type) -> type:
+        # All that a caller can reach: __init__ and __call__, and the public methods of all bases.
+        names = {name for base in cls.__mro__ if base is not object for name in vars(base)}
+        for name in sorted(names):
+            if name.startswith("_") and name not in _SPECIAL:
+                continue
+            member = inspect.getattr_static(cls, name)
+            if isinstance(member, FunctionType | staticmethod | classmethod):
+                traced_member = self.apply(member, f"{cls.__name__}.{name}")
+                if getattr(traced_member, "__func__", traced_member) is not getattr(
+                    member, "__func__", member
+                ):
+                    setattr(cls, name, traced_member)
+        return cls
+
+
+def _remote(target: Any, options: Mapping[str, object]) -> object:
+    """What ``@ray.remote`` with these options makes of a function or class."""
+    remote: Any = ray.remote
+    return remote(**options)(target) if options else remote(target)

@@ -1,0 +1,104 @@
+"""The caller's side: the current context onto a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from opentelemetry.context import Context
+
+from lens_contrib.ray.acceptance import accepts_carrier
+from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
+from lens_contrib.ray.wire import ProcessLocal
+from lens_contrib.ray.wrapping import CallSpec
+from lens_core.boundary import current_carrier
+from lens_core.carrier import extract_context
+from lens_core.incidents import incidents
+
+__all__ = ["Injector", "extract_ray_context", "inject_ray_context", "ray_dispatch_with_context"]
+
+_transport: Final = RayTransport()
+_Refs = TypeVar("_Refs")
+
+
+class Injector(ProcessLocal):
+    """Submits calls of one traced function from this process."""
+
+    __slots__ = ()
+
+    def __init__(self, spec: CallSpec) -> None:
+        pass
+
+    def submit(
+        self,
+        invocation: Callable[..., _Refs],
+        args: object,
+        kwargs: Mapping[str, object] | None,
+    ) -> _Refs:
+        """Submit one call, with the current context on it where there is one."""
+        if kwargs is None:
+            kwargs = {}
+        try:
+            # A call without context goes out as it came in: it keeps Ray's fast path for calls
+            # without arguments, which an empty carrier would cost (benchmarks/bench_ray.py).
+            if CARRIER_ARGUMENT not in kwargs and (carrier := current_carrier()):
+                kwargs = _transport.inject(kwargs, carrier)
+        except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
+            incidents.record("carrier.inject_failed", f"ray: {type(error).__name__}: {error}")
+        return invocation(args, kwargs)
+
+
+def inject_ray_context(context: Context | None = None) -> dict[str, str]:
+    """The current context as a carrier, to pass as ``_otel_carrier``; empty where there is none.
+
+    Args:
+        context: The context to inject; the current one if not given.
+    """
+    return current_carrier(context)
+
+
+def extract_ray_context(carrier: Mapping[str, str] | None = None) -> Context:
+    """The context that a carrier holds.
+
+    ``None``, an empty and an invalid carrier give an empty context, never the current one: a span
+    started under it is a root. Never raises.
+
+    Args:
+        carrier: What arrived as ``_otel_carrier``.
+    """
+    return extract_context(carrier)
+
+
+def ray_dispatch_with_context(
+    target: object,
+    /,
+    *args: object,
+    _carrier: Mapping[str, str] | None = None,
+    **kwargs: object,
+) -> object:
+    """``target.remote(*args, **kwargs)``, with a carrier where the callee accepts one.
+
+    For calls into which Ray's callers cannot inject by themselves: actor classes (the carrier is
+    for ``__init__``), Ray Client, Serve handles. A callee that does not accept a carrier, or of
+    which that cannot be known, is called untouched; the carrier never lands in a ``**kwargs``
+    of the user's code.
+
+    Args:
+        target: A remote function, an actor class, an actor's method, or what ``.options(...)`` of
+            one of them returned.
+        *args: Positional arguments of the call.
+        _carrier: The carrier to send; the current context if not given.
+        **kwargs: Keyword arguments of the call.
+
+    Returns:
+        What ``target.remote`` returns: an ``ObjectRef``, several, a generator or an actor handle.
+
+    Raises:
+        AttributeError: If the target has no ``remote``.
+    """
+    remote: Callable[..., object] = target.remote  # type: ignore[attr-defined]
+    if CARRIER_ARGUMENT not in kwargs and accepts_carrier(target):
+        carrier = current_carrier() if _carrier is None else _carrier
+        if carrier:
+            kwargs[CARRIER_ARGUMENT] = dict(carrier)
+    return remote(*args, **kwargs)

@@ -1,0 +1,77 @@
+"""Where a carrier rides on a Ray call: one more keyword argument.
+
+The size of a call is nobody's buffer: Ray sends each call's arguments with their own lengths, and
+the callee's signature gives the keyword a default. So a call without a carrier simply has no such
+argument, which keeps Ray's fast path for calls without arguments, and nothing can hang for it.
+What the other side must know beforehand, the footprint of such a message, is the names of the
+user's own arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lens_core.carrier import check_carrier, fit_carrier
+from lens_core.errors import CarrierError, MessageError
+from lens_core.transport import Received
+
+__all__ = ["CARRIER_ARGUMENT", "DROPPED_HEADER", "RayTransport"]
+
+#: Name of the keyword argument that holds the carrier.
+CARRIER_ARGUMENT: Final = "_otel_carrier"
+#: Header that names what the sender left out because the carrier was too large.
+DROPPED_HEADER: Final = "lens-dropped"
+
+
+class RayTransport:
+    """A carrier as the keyword argument ``_otel_carrier`` of a remote call.
+
+    A message is the keyword arguments of one call, a mapping of names to objects.
+    """
+
+    name: Final = "ray"
+
+    def inject(
+        self, message: Mapping[str, object], carrier: Mapping[str, str]
+    ) -> Mapping[str, object]:
+        """The keyword arguments, as a new dict, with the carrier among them unless it is empty.
+
+        Raises:
+            CarrierError: If the carrier is not a mapping of strings to strings.
+            MessageError: If the message is no mapping, or holds a carrier already.
+        """
+        arguments = _arguments(message)
+        if CARRIER_ARGUMENT in arguments:
+            raise MessageError(f"the call has an argument {CARRIER_ARGUMENT} already; drop one")
+        headers, dropped = fit_carrier(carrier)
+        if dropped:
+            headers[DROPPED_HEADER] = ",".join(dropped)
+        if headers:
+            arguments[CARRIER_ARGUMENT] = headers
+        return arguments
+
+    def extract(self, message: Mapping[str, object]) -> Received[Mapping[str, object]]:
+        """The user's keyword arguments, and the carrier that was among them.
+
+        Raises:
+            MessageError: If the message is no mapping.
+        """
+        arguments = _arguments(message)
+        carrier = arguments.pop(CARRIER_ARGUMENT, None)
+        if carrier is None:
+            return Received(arguments)
+        try:
+            headers = dict(check_carrier(carrier))
+        except CarrierError as error:
+            return Received(arguments, rejected=error.problem)
+        return Received(arguments, headers, truncated=headers.pop(DROPPED_HEADER, None) is not None)
+
+
+def _arguments(message: object) -> dict[str, object]:
+    if not isinstance(message, Mapping):
+        raise MessageError(
+            f"a Ray call's keyword arguments are a mapping, not {type(message).__name__}; "
+            "pass the kwargs of the call"
+        )
+    return dict(message)

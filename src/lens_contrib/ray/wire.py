@@ -1,0 +1,49 @@
+"""Objects that stay in their process, and travel as something every worker can read.
+
+Ray pickles a decorated function *by value*, with all that its closure holds, and a worker may not
+have this package (an actor with a virtual environment of its own). An object of a class of ours in
+such a closure would make that worker fail. So each of these classes reduces itself to a builtin.
+"""
+
+from __future__ import annotations
+
+from opentelemetry.trace import Tracer
+
+__all__ = ["LocalTracer", "ProcessLocal", "TracerScope"]
+
+#: Name and version of an instrumentation scope: all of a tracer that another process can use.
+TracerScope = tuple[str, str | None]
+
+
+class ProcessLocal:
+    """Something computed once per process; arrives elsewhere as ``None``, to be computed anew."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return (type(None), ())
+
+
+class LocalTracer:
+    """A tracer that the user passed; arrives elsewhere as its :data:`TracerScope`.
+
+    An SDK tracer holds locks and exporters and cannot be pickled. In another process the scope's
+    tracer comes from the provider of that process.
+    """
+
+    __slots__ = ("tracer",)
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def __reduce__(self) -> tuple[type, tuple[TracerScope]]:
+        return (tuple, (self._scope(),))
+
+    def _scope(self) -> TracerScope:
+        scope = getattr(self.tracer, "instrumentation_scope", None)
+        name = getattr(scope, "name", None)
+        version = getattr(scope, "version", None)
+        if not isinstance(name, str):  # the API's proxy, before a provider is set
+            name = getattr(self.tracer, "_instrumenting_module_name", "lens_contrib.ray")
+            version = getattr(self.tracer, "_instrumenting_library_version", None)
+        return (str(name), version if isinstance(version, str) else None)

@@ -1,0 +1,108 @@
+"""What a process knows about itself: whether Ray runs it, its ids, and its telemetry.
+
+In a Ray worker telemetry is set up by the first traced call, once per process, from environment
+variables (:func:`lens_contrib.ray.runtime_env` makes them travel). It is never set up in a driver,
+which belongs to the user, and never where a tracer provider is set already.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import ray
+from opentelemetry import trace
+from opentelemetry.trace import ProxyTracerProvider
+
+from lens_core.incidents import incidents
+from lens_core.semconv import (
+    RAY_ACTOR_ID,
+    RAY_JOB_ID,
+    RAY_NODE_ID,
+    RAY_TASK_ATTEMPT,
+    RAY_TASK_ID,
+    RAY_WORKER_ID,
+)
+
+__all__ = ["Worker", "this_process"]
+
+
+class Worker:
+    """This process, as Ray sees it.
+
+    All that can be asked here is asked of Ray's runtime context, and none of it may break a call:
+    what Ray does not answer is left out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._telemetry_done = False
+        self._fixed: dict[str, str] | None = None
+        self._actor_id: str | None = None
+
+    def in_worker(self) -> bool:
+        """Whether Ray started this process to run tasks or an actor."""
+        return bool(ray._private.worker.global_worker.mode == ray.WORKER_MODE)
+
+    def ensure_telemetry(self) -> None:
+        """Set up telemetry in a worker at its first traced call. Never raises."""
+        with self._lock:
+            if self._telemetry_done:
+                return
+            self._telemetry_done = True
+            try:
+                if self.in_worker() and not provider_is_set():
+                    _setup_from_environment()
+            except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
+                incidents.record(
+                    "ray.setup_failed",
+                    f"{type(error).__name__}: {error}",
+                    todo="This worker runs untraced; check its NEMO_LENS_* variables.",
+                )
+
+    def ids(self) -> dict[str, str | int]:
+        """Ray's ids of the call that runs here, by attribute name."""
+        if not self.in_worker():
+            return {}
+        context = ray.get_runtime_context()
+        fixed = self._fixed
+        if fixed is None:
+            # These three do not change in the life of a worker process; each costs about 1 us.
+            fixed = self._fixed = {
+                RAY_JOB_ID: context.get_job_id(),
+                RAY_NODE_ID: context.get_node_id(),
+                RAY_WORKER_ID: context.get_worker_id(),
+            }
+        ids: dict[str, str | int] = dict(fixed)
+        if self._actor_id is None:
+            self._actor_id = context.get_actor_id()
+        if self._actor_id is not None:
+            ids[RAY_ACTOR_ID] = self._actor_id
+        task_id = context.get_task_id()
+        if task_id is not None:
+            ids[RAY_TASK_ID] = task_id
+        try:
+            core = ray._private.worker.global_worker.core_worker  # type: ignore[attr-defined]
+            ids[RAY_TASK_ATTEMPT] = core.get_current_task_attempt_number()
+        except Exception:  # noqa: BLE001 - private in Ray; the span is right without it
+            pass
+        return ids
+
+
+def provider_is_set() -> bool:
+    """Whether somebody set a tracer provider in this process."""
+    return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
+
+
+def _setup_from_environment() -> None:
+    # Only here: a worker with telemetry disabled does not load the SDK.
+    from lens_core import NemoLensConfig, setup_telemetry
+
+    config = NemoLensConfig.from_env()
+    if config.enabled:
+        # Written through: ray.kill and an exiting driver run no exit handler in a worker.
+        setup_telemetry(config, write_through=True)
+
+
+#: The process that imports this.
+this_process: Final = Worker()

@@ -1,0 +1,300 @@
+"""The wrapper around a traced function: what travels to the workers.
+
+Three properties of Ray decide its form (Ray 2.60; each has a test):
+
+- Ray pickles it by value. Its closure may hold only builtins and objects that reduce to builtins
+  (:mod:`lens_contrib.ray.wire`), and it imports this package in its body: in a worker without this
+  package it calls the user's function, untraced.
+- For actor methods Ray reads signature and options from ``inspect.unwrap(method)``. So the wrapper
+  has no ``__wrapped__``, its own ``__signature__``, and a copy of the function's ``__dict__``.
+- Ray and asyncio look at the kind of the function: a coroutine function gets a coroutine
+  function as its wrapper, a generator function a generator function, and so on.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+from lens_contrib.ray.outer import OuterDecorators
+from lens_contrib.ray.transport import CARRIER_ARGUMENT
+
+__all__ = ["RAY_CARRIER_ARGUMENT", "TRACED_MARK", "CallSpec", "wrap_function"]
+
+#: Keyword in which Ray's own tracing passes its context.
+RAY_CARRIER_ARGUMENT: Final = "_ray_trace_ctx"
+#: Attribute of a function that is traced already.
+TRACED_MARK: Final = "__lens_traced__"
+
+_Function = Callable[..., Any]
+#: What :class:`~lens_contrib.ray.execution.Entry` and
+#: :class:`~lens_contrib.ray.injection.Injector` are made of: builtins, so that they travel.
+CallSpec = dict[str, object]
+
+
+def wrap_function(function: _Function, spec: CallSpec, *, inject: bool) -> _Function:
+    """The function with a carrier argument and a span around its body.
+
+    Args:
+        function: A plain function, coroutine function, generator function or async generator
+            function. One that is traced already comes back as it is.
+        spec: What the span is; builtins only.
+        inject: Whether Ray's callers inject the current context by themselves.
+    """
+    if getattr(function, TRACED_MARK, False):
+        return function
+    signature = _signature(function)
+    # A user who declares the argument also gets its value.
+    wants = CARRIER_ARGUMENT in signature.parameters
+    if inspect.isasyncgenfunction(function):
+        wrapper = _async_generator(function, spec, wants)
+    elif inspect.iscoroutinefunction(function):
+        wrapper = _coroutine(function, spec, wants)
+    elif inspect.isgeneratorfunction(function):
+        wrapper = _generator(function, spec, wants)
+    else:
+        wrapper = _plain(function, spec, wants)
+    functools.update_wrapper(wrapper, function)
+    del wrapper.__wrapped__  # type: ignore[attr-defined]
+    attributes: dict[str, object] = {
+        "__signature__": _with_carriers(signature),
+        "__ray_invocation_decorator__": _hook(
+            OuterDecorators(wrapper, CARRIER_ARGUMENT), spec, inject
+        ),
+        TRACED_MARK: True,
+    }
+    wrapper.__dict__.update(attributes)
+    return wrapper
+
+
+def _signature(function: _Function) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin without one
+        kinds = inspect.Parameter
+        return inspect.Signature(
+            [kinds("args", kinds.VAR_POSITIONAL), kinds("kwargs", kinds.VAR_KEYWORD)]
+        )
+
+
+def _with_carriers(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with both carrier arguments, keyword-only with a default."""
+    parameters = list(signature.parameters.values())
+    last = parameters.pop() if parameters and parameters[-1].kind is _VAR_KEYWORD else None
+    for name in (CARRIER_ARGUMENT, RAY_CARRIER_ARGUMENT):
+        if name not in signature.parameters:
+            parameters.append(inspect.Parameter(name, _KEYWORD_ONLY, default=None))
+    if last is not None:
+        parameters.append(last)
+    return signature.replace(parameters=parameters)
+
+
+_VAR_KEYWORD: Final = inspect.Parameter.VAR_KEYWORD
+_KEYWORD_ONLY: Final = inspect.Parameter.KEYWORD_ONLY
+
+
+# From here on, nested functions: they are pickled by value, so their bodies import what they need,
+# and their closures hold nothing of ours that would have to be imported in order to unpickle it.
+
+
+def _hook(guard: OuterDecorators, spec: CallSpec, automatic: bool) -> _Function:
+    """What Ray calls in the caller's process, around each submission of the traced function."""
+    injector: Any = None
+    tolerant: Any = guard
+
+    def invocation_decorator(invocation: _Function) -> _Function:
+        def invoke(args: Any, kwargs: Any) -> Any:
+            nonlocal injector
+            if not automatic or tolerant is False:
+                return invocation(args, kwargs)
+            if injector is None:
+                try:
+                    from lens_contrib.ray.injection import Injector
+
+                    injector = Injector(spec)
+                except Exception:  # noqa: BLE001 - a caller without this package calls untraced
+                    pass
+            if injector is None or not (tolerant is True or tolerant.tolerant()):
+                return invocation(args, kwargs)
+            return injector.submit(invocation, args, kwargs)
+
+        return invoke
+
+    invocation_decorator.__lens_tolerant__ = tolerant  # type: ignore[attr-defined]
+    return invocation_decorator
+
+
+def _plain(function: _Function, spec: CallSpec, wants: bool) -> _Function:
+    entry: Any = None
+
+    def call(
+        *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
+    ) -> Any:
+        nonlocal entry
+        if wants:
+            kwargs["_otel_carrier"] = _otel_carrier
+        scope = None
+        try:
+            if entry is None:
+                from lens_contrib.ray.execution import Entry
+
+                entry = Entry(spec)
+            scope = entry.open(_otel_carrier, _ray_trace_ctx)
+        except Exception:  # noqa: BLE001 - a worker without this package runs untraced
+            pass
+        if scope is None:
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            scope.fail(error)
+            raise
+        finally:
+            scope.close()
+
+    return call
+
+
+def _coroutine(function: _Function, spec: CallSpec, wants: bool) -> _Function:
+    entry: Any = None
+
+    async def call(
+        *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
+    ) -> Any:
+        nonlocal entry
+        if wants:
+            kwargs["_otel_carrier"] = _otel_carrier
+        scope = None
+        try:
+            if entry is None:
+                from lens_contrib.ray.execution import Entry
+
+                entry = Entry(spec)
+            scope = entry.open(_otel_carrier, _ray_trace_ctx)
+        except Exception:  # noqa: BLE001 - a worker without this package runs untraced
+            pass
+        if scope is None:
+            return await function(*args, **kwargs)
+        try:
+            return await function(*args, **kwargs)
+        except BaseException as error:
+            scope.fail(error)
+            raise
+        finally:
+            scope.close()
+
+    return call
+
+
+def _generator(function: _Function, spec: CallSpec, wants: bool) -> _Function:
+    entry: Any = None
+
+    def call(
+        *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
+    ) -> Any:
+        nonlocal entry
+        if wants:
+            kwargs["_otel_carrier"] = _otel_carrier
+        scope = None
+        try:
+            if entry is None:
+                from lens_contrib.ray.execution import Entry
+
+                entry = Entry(spec)
+            scope = entry.start(_otel_carrier, _ray_trace_ctx)
+        except Exception:  # noqa: BLE001 - a worker without this package runs untraced
+            pass
+        if scope is None:
+            return (yield from function(*args, **kwargs))
+        # The span is current while the user's code runs, and not while the consumer's does: each
+        # step attaches and detaches. So this is "yield from" by hand.
+        steps = None
+        try:
+            steps = function(*args, **kwargs)
+            advance, value = steps.send, None
+            while True:
+                scope.attach()
+                try:
+                    item = advance(value)
+                except StopIteration as stop:
+                    return stop.value
+                finally:
+                    scope.detach()
+                try:
+                    value = yield item
+                    advance = steps.send
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - passed on, as "yield from" does
+                    advance, value = steps.throw, error
+        except BaseException as error:
+            scope.fail(error)
+            raise
+        finally:
+            if steps is not None:
+                scope.attach()
+                try:
+                    steps.close()
+                finally:
+                    scope.detach()
+            scope.close()
+
+    return call
+
+
+def _async_generator(function: _Function, spec: CallSpec, wants: bool) -> _Function:
+    entry: Any = None
+
+    async def call(
+        *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
+    ) -> Any:
+        nonlocal entry
+        if wants:
+            kwargs["_otel_carrier"] = _otel_carrier
+        scope = None
+        try:
+            if entry is None:
+                from lens_contrib.ray.execution import Entry
+
+                entry = Entry(spec)
+            scope = entry.start(_otel_carrier, _ray_trace_ctx)
+        except Exception:  # noqa: BLE001 - a worker without this package runs untraced
+            pass
+        steps = None
+        try:
+            steps = function(*args, **kwargs)
+            advance, value = steps.asend, None
+            while True:
+                if scope is not None:
+                    scope.attach()
+                try:
+                    item = await advance(value)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    if scope is not None:
+                        scope.detach()
+                try:
+                    value = yield item
+                    advance = steps.asend
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - passed on, as "yield from" does
+                    advance, value = steps.athrow, error
+        except BaseException as error:
+            if scope is not None:
+                scope.fail(error)
+            raise
+        finally:
+            if scope is not None:
+                scope.attach()
+            try:
+                if steps is not None:
+                    await steps.aclose()
+            finally:
+                if scope is not None:
+                    scope.close()
+
+    return call
