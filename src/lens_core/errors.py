@@ -5,6 +5,7 @@
     ├── FrameError (ValueError)          bytes that are no frame, or a carrier that fits no frame
     ├── ConfigError (ValueError)         a setting that is not one of the allowed values
     ├── SetupError (RuntimeError)        set-up done twice, or in a process where it cannot work
+    ├── AgreementError (RuntimeError)    ranks that did not agree at set-up; nothing was changed
     ├── MissingExtraError (ImportError)  an optional dependency that is not installed
     ├── SourceRankError (ValueError)     a rank that cannot be the source of a collective
     ├── PeerRankError (ValueError)       a rank that cannot be the other end of a send or receive
@@ -25,6 +26,7 @@ __all__ = [
     "FrameError",
     "ConfigError",
     "SetupError",
+    "AgreementError",
     "MissingExtraError",
     "SourceRankError",
     "PeerRankError",
@@ -66,6 +68,16 @@ class ConfigError(LensError, ValueError):
 
 class SetupError(LensError, RuntimeError):
     """Set-up was done twice, or in a process in which it cannot work."""
+
+
+class AgreementError(LensError, RuntimeError):
+    """The ranks did not agree at set-up within the deadline; nothing was changed."""
+
+    def __init__(self, topic: str, rank: int, problem: str) -> None:
+        super().__init__(f"rank {rank}: no agreement on {topic}: {problem}")
+        self.topic = topic
+        self.rank = rank
+        self.problem = problem
 
 
 class MissingExtraError(LensError, ImportError):

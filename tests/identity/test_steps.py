@@ -24,6 +24,7 @@ from lens_core.identity import (
 from lens_core.incidents import incidents
 from lens_core.state import get_pp_trace_carrier, set_pp_trace_carrier
 from lens_core.telemetry.ids import PrivateIdGenerator
+from lens_core.telemetry.sampling import LinkAware
 from tests.core.recording import Recording
 from tests.identity.conftest import SECRET, identity
 
@@ -84,6 +85,28 @@ def test_every_rank_decides_alike_whether_a_step_is_sampled(relation):
     assert all(len(decision) == 1 for decision in sampled)
     assert {True} in sampled
     assert {False} in sampled
+
+
+def test_what_a_rank_links_to_does_not_change_the_decision():
+    sampled = []
+    for step in range(40):
+        decisions = set()
+        for rank in RANKS:
+            own = Recording(
+                id_generator=PrivateIdGenerator(),
+                sampler=ParentBased(LinkAware(TraceIdRatioBased(0.3))),
+            )
+            around = trace.set_span_in_context(
+                trace.NonRecordingSpan(trace.SpanContext(1, 2, True, trace.TraceFlags(rank % 2)))
+            )
+            token = otel_context.attach(around)
+            with run_span(tracer=own.tracer, identity=identity(rank)):
+                with step_span(step, tracer=own.tracer, identity=identity(rank)) as span:
+                    decisions.add(span.get_span_context().trace_flags.sampled)
+            otel_context.detach(token)
+        sampled.append(decisions)
+    assert all(len(decisions) == 1 for decisions in sampled)
+    assert {frozenset(d) for d in sampled} == {frozenset({True}), frozenset({False})}
 
 
 def test_a_restart_that_replays_step_numbers_gets_other_ids():

@@ -251,7 +251,7 @@ def _open(
 ) -> Hop:
     links = () if link is None or confirm else (link,)
     kind = SpanKind.PRODUCER if name.startswith("send") else SpanKind.CONSUMER
-    if scope is not None and send is not None:
+    if scope is not None and scope.owned and send is not None:
         ids = scope.hop_context(send)
         span, _ = start_owned_span(
             tracer, name, ids.trace_id, ids.span_id, links=links, kind=kind, attributes=attributes

@@ -24,6 +24,7 @@ __all__ = [
     "honours_derived_ids",
     "is_sampled",
     "start_owned_span",
+    "starting_owned_span",
     "take_span_id",
     "take_trace_id",
 ]
@@ -61,6 +62,15 @@ def take_span_id() -> int:
         return 0
     span_id, forced.span_id = forced.span_id, 0
     return span_id
+
+
+def starting_owned_span() -> bool:
+    """Whether the span that is being started is one under derived ids.
+
+    For samplers: such a root span is decided by its trace id alone, which all ranks share, and not
+    by its links, which differ from rank to rank.
+    """
+    return _forced.get() is not None
 
 
 def honours_derived_ids(tracer: Tracer) -> bool:

@@ -44,6 +44,8 @@ class StepScope:
         occurrence: How often this process opened this step before.
         trace_id: Derived trace id of the step.
         sampled: Whether spans of the trace are sampled: on all ranks alike.
+        owned: Whether this rank's step span really has its derived ids; if not, its provider
+            cannot start spans under derived ids, and hops do not try to.
     """
 
     __slots__ = (
@@ -52,6 +54,7 @@ class StepScope:
         "identity",
         "kind",
         "occurrence",
+        "owned",
         "sampled",
         "step",
         "trace_id",
@@ -64,6 +67,7 @@ class StepScope:
         self.occurrence = occurrence
         self.trace_id = identity.deriver.trace_id(kind, step, occurrence)
         self.sampled = True
+        self.owned = False
         self._lock = threading.Lock()
         self._opened: Counter[HopId | str] = Counter()
 
@@ -287,7 +291,7 @@ def _start(
             links.append(
                 Link(scope.span_context(who.owner_rank), who.peer_attributes(who.owner_rank))
             )
-    span, owned = start_owned_span(
+    span, scope.owned = start_owned_span(
         tracer,
         name,
         own.trace_id,
@@ -297,6 +301,6 @@ def _start(
         attributes=attributes,
     )
     started = span.get_span_context()
-    if owned:
+    if scope.owned:
         scope.sampled = bool(started.trace_flags & TraceFlags.SAMPLED)
     return span

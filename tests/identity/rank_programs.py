@@ -1,0 +1,136 @@
+"""What the ranks of these tests run, each in its own process."""
+
+import os
+import signal
+import time
+
+from opentelemetry import trace
+
+from lens_core.incidents import incidents
+from lens_core.telemetry.ids import PrivateIdGenerator
+from tests.core.recording import Recording
+
+
+def recording_here(*, honest=True):
+    """A recording behind the global provider; ``honest``: with the generator of lens."""
+    recording = Recording(**({"id_generator": PrivateIdGenerator()} if honest else {}))
+    trace.set_tracer_provider(recording.provider)
+    return recording
+
+
+def told(span):
+    """A span as plain data."""
+    return {
+        "name": span.name,
+        "trace": span.context.trace_id,
+        "id": span.context.span_id,
+        "links": [(link.context.trace_id, link.context.span_id) for link in span.links],
+        "attributes": dict(span.attributes),
+    }
+
+
+def agree_and_step(rank, world_size, how=None):
+    """Agrees on a key, runs three steps with a ring of sends; ``how``: rank to what it does."""
+    import torch
+    import torch.distributed as dist
+
+    from lens_contrib.run_key import agree_run_key
+    from lens_core.identity import hop_span, step_span
+
+    mine = (how or {}).get(rank, "")
+    spans = Recording()
+    if mine == "restarted":
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    if mine not in ("not instrumented", "disabled"):
+        spans = recording_here(honest=mine != "foreign")
+    start = time.monotonic()
+    who = None if mine == "not instrumented" else agree_run_key(timeout_s=1.0)
+    agreed_s = time.monotonic() - start
+    received, log = [], []
+    to, source = (rank + 1) % world_size, (rank - 1) % world_size
+    for step in range(3):
+        if mine == "killed" and step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        payload, buffer = torch.full((8,), float(rank * 10 + step)), torch.empty(8)
+
+        def exchange(payload=payload, buffer=buffer):
+            work = dist.isend(payload, to)
+            dist.recv(buffer, source)
+            work.wait()
+
+        try:
+            if who is None or (mine == "skips" and step == 1):
+                exchange()  # the job's own communication goes on; only telemetry is skipped
+            else:
+                with step_span(step):
+                    operation = "send_forward_recv_forward"
+                    with hop_span(operation, peer=to, recv_peer=source, microbatch=step):
+                        exchange()
+            received.append(buffer.tolist())
+        except RuntimeError as error:
+            log.append(f"{type(error).__name__}: {error}"[:200])
+            break
+    return {
+        "spans": [told(span) for span in spans.spans],
+        "agreed_s": agreed_s,
+        "derives": who is not None and who.derives,
+        "source": None if who is None else who.key.source,
+        "secret": None if who is None else who.key.secret,
+        "participants": None
+        if who is None or who.participants is None
+        else sorted(who.participants),
+        "received": received,
+        "expected": [[float(source * 10 + step)] * 8 for step in range(3)],
+        "incidents": dict(incidents.counts()),
+        "log": log,
+    }
+
+
+def share_through_the_store(rank, world_size):
+    """Rank 0 publishes the context of each of three steps; all read it late."""
+    import torch.distributed as dist
+
+    from lens_contrib.store_context import latest_trace_context, publish_trace_context
+    from lens_core import inject_context
+
+    spans = recording_here()
+    before = latest_trace_context(name="late")
+    dist.barrier()
+    seen = []
+    for step in range(3):
+        if rank == 0:
+            with spans.tracer.start_as_current_span(f"step {step}"):
+                publish_trace_context(name="late")
+                sent = inject_context({})
+        dist.barrier()  # the work of the step
+        seen.append(latest_trace_context(name="late", timeout_s=1.0))
+        dist.barrier()
+        if rank == 0:
+            seen[-1] = (sent, seen[-1])
+    return before, seen, dict(incidents.counts())
+
+
+def read_from_a_dead_store(rank, world_size):
+    """The store's server goes away: how long reading takes, and what is left."""
+    import torch.distributed as dist
+
+    from lens_contrib.store_context import StoreContext
+
+    server = dist.TCPStore("127.0.0.1", 0, 1, True)
+    channel = StoreContext(server.clone(), world_size=1)
+    alive = channel.publish() and channel.latest()
+    del server
+    start = time.monotonic()
+    results = [channel.latest(), channel.publish(), channel.latest(timeout_s=5.0)]
+    return alive, results, channel.enabled, time.monotonic() - start, dict(incidents.counts())
+
+
+def coordinates_of_a_mesh(rank, world_size):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from lens_contrib.mesh import mesh_coordinates
+
+    mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("pp", "dp"))
+    coordinates = mesh_coordinates(mesh)
+    own = {name: mesh.get_local_rank(name) for name in ("pp", "dp")}
+    return own, coordinates.of(rank), coordinates.resource_attributes(rank)
