@@ -38,6 +38,11 @@ class Line:
 
 TRANSPORTS = [
     Line("reference", "", bytes_case),
+    Line("derived", "", "tests.identity.cases:derived_case"),
+    Line("torch.broadcast", "torch", "tests.torch.cases:broadcast_case"),
+    Line("nccl.packed", "torch", "tests.torch.cases:packed_case"),
+    Line("nccl.paired", "torch", "tests.torch.cases:paired_case"),
+    Line("nccl.buffer", "torch", "tests.torch.cases:buffer_case"),
     Line("ray", "ray", "tests.ray.cases:child_case"),
     Line("ray (linked)", "ray", "tests.ray.cases:link_case"),
 ]

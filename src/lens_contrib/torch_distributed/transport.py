@@ -57,7 +57,7 @@ class BroadcastTransport:
         try:
             frame = decode_frame(tensor_bytes(message))
         except FrameError as error:
-            return Received(message, rejected=error.problem)
+            return Received(torch.zeros_like(message), rejected=error.problem)
         if frame is None:
             return Received(message)
         return Received(torch.zeros_like(message), frame.carrier, truncated=frame.truncated)
