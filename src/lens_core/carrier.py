@@ -42,6 +42,7 @@ __all__ = [
     "check_carrier",
     "extract_context",
     "fit_carrier",
+    "get_global_textmap",
     "inject_context",
     "shrinking",
 ]
