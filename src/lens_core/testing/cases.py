@@ -38,6 +38,10 @@ class TransportCase(Generic[M]):
             :func:`~lens_core.boundary.outbound` and :func:`~lens_core.boundary.receive` make
             together. Time is measured in ``benchmarks/``; a count of calls cannot be noisy.
         gaps: Headers that this transport never carries, such as ``baggage`` where ids are derived.
+        derived: For a transport that sends nothing, because both ends derive the carrier: the one
+            carrier that the sender of the i-th message can have. The laws then use it in place of
+            carriers of their own, and a message that nobody injected may give it too, since no
+            byte tells the two apart.
         relation: How a receiver's span relates to the sender's over ``hops``.
         hops: Name to a real hop: other processes, a real network.
     """
@@ -51,6 +55,7 @@ class TransportCase(Generic[M]):
     carrier_bytes: int
     calls_when_off: int
     gaps: frozenset[str] = frozenset()
+    derived: Callable[[int], Mapping[str, str]] | None = None
     relation: Relation = "link"
     hops: Mapping[str, Hop] = field(default_factory=dict)
 
@@ -58,6 +63,12 @@ class TransportCase(Generic[M]):
     def name(self) -> str:
         """The transport's name."""
         return self.transport.name
+
+    def carrier(self, number: int, otherwise: Mapping[str, str]) -> Mapping[str, str]:
+        """The carrier for the message of this number: the derived one where there is one."""
+        if self.derived is None:
+            return otherwise
+        return {**otherwise, **self.derived(number)}
 
     def carried(self, carrier: Mapping[str, str]) -> dict[str, str]:
         """What of a carrier must arrive, given the declared gaps."""
