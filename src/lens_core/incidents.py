@@ -9,6 +9,7 @@ by a test.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -26,8 +27,14 @@ class Incidents:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
         self._counts: Counter[str] = Counter()
+
+    def _renew_lock(self) -> None:
+        # Re-entrant: a signal handler may record one while its thread is recording another. New
+        # after a fork: another thread of the parent may have held it.
+        self._lock = threading.RLock()
 
     def record(self, kind: str, what: str, *, todo: str = "") -> None:
         """Count one incident; log the first of its kind in this process.

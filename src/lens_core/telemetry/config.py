@@ -39,6 +39,8 @@ class NemoLensConfig:
         run_id: Identity of the run on all of its ranks; empty to derive it.
         user: Who runs it (``nemo.user.id``).
         output_dir: Directory that holds one directory per run.
+        live_span_groups: Whether the groups may be switched from outside while the process runs,
+            by the file that ``lens groups`` writes.
     """
 
     enabled: bool = False
@@ -51,6 +53,7 @@ class NemoLensConfig:
     run_id: str = ""
     user: str = ""
     output_dir: str = "runs"
+    live_span_groups: bool = False
 
     @classmethod
     def from_env(

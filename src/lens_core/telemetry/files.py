@@ -12,17 +12,16 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Generic, TypeVar
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from lens_core.telemetry.delivery import Outcome
+from lens_core.telemetry.otlp_json import JsonObject, to_line
 
-from lens_core.incidents import incidents
-from lens_core.telemetry.otlp_json import JsonObject, encode_spans, to_line
+__all__ = ["FileSink", "LineFile", "run_directory"]
 
-__all__ = ["FileSpanExporter", "LineFile", "run_directory"]
+T = TypeVar("T")
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -43,7 +42,8 @@ class LineFile:
     def __init__(self, directory: Path, *, stem: str = "telemetry") -> None:
         self._directory = directory
         self._stem = stem
-        self._lock = threading.Lock()
+        # Re-entrant: a signal handler may end a span while the same thread is writing one.
+        self._lock = threading.RLock()
         self._file: BinaryIO | None = None
         self._path: Path | None = None
         forget = weakref.WeakMethod(self._forget)
@@ -93,34 +93,27 @@ class LineFile:
 
     def _forget(self) -> None:
         # The parent may have held the lock, and its file is not ours: nothing of either is kept.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._file = None
         self._path = None
 
 
-class FileSpanExporter(SpanExporter):
-    """Writes spans to a :class:`LineFile`, one line per batch."""
+class FileSink(Generic[T]):
+    """Writes each batch to a :class:`LineFile`, as one line."""
 
-    def __init__(self, file: LineFile) -> None:
+    def __init__(self, file: LineFile, encode: Callable[[Sequence[T]], JsonObject]) -> None:
         self._file = file
+        self._encode = encode
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Write one batch."""
-        try:
-            self._file.write(encode_spans(spans))
-        except (OSError, ValueError) as error:
-            incidents.record(
-                "export.file_failed",
-                f"{type(error).__name__}: {error}",
-                todo="Check NEMO_LENS_OUTPUT_DIR.",
-            )
-            return SpanExportResult.FAILURE
-        return SpanExportResult.SUCCESS
+    def send(self, batch: Sequence[T], timeout_s: float) -> Outcome:
+        """Write one batch.
 
-    def shutdown(self) -> None:
+        Raises:
+            OSError: the file cannot be created or written.
+        """
+        self._file.write(self._encode(batch))
+        return Outcome.SENT
+
+    def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is ever buffered here."""
-        return True

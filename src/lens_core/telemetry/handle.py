@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final
 
 from opentelemetry.metrics import Meter, NoOpMeter
 from opentelemetry.trace import NoOpTracer, Tracer
+from opentelemetry.util.types import AttributeValue
 
 from lens_core.telemetry.run_identity import RunIdentity
 
-__all__ = ["TelemetryHandle"]
+__all__ = ["TelemetryHandle", "current_telemetry", "set_current_telemetry"]
 
 _SCOPE: Final = "lens_core"
 
@@ -28,6 +29,7 @@ class TelemetryHandle:
             decide whether a rank takes part in a collective.
         run_id: Identity of the run.
         identity: The same with its source and the attempt.
+        resource_attributes: What is said of this process with everything it emits.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class TelemetryHandle:
         tracer: Tracer | None = None,
         meter: Meter | None = None,
         is_exporting: bool = False,
+        resource_attributes: Mapping[str, AttributeValue] | None = None,
+        counts: Callable[[], Mapping[str, int]] | None = None,
         on_shutdown: Callable[[float], bool] | None = None,
     ) -> None:
         self.identity = identity
@@ -44,12 +48,18 @@ class TelemetryHandle:
         self.tracer: Tracer = NoOpTracer() if tracer is None else tracer
         self.meter: Meter = NoOpMeter(_SCOPE) if meter is None else meter
         self._is_exporting = is_exporting
+        self.resource_attributes = dict(resource_attributes or {})
+        self._counts = counts
         self._on_shutdown = on_shutdown
 
     @property
     def is_exporting(self) -> bool:
         """Whether anything leaves this process; false after :meth:`shutdown`."""
         return self._is_exporting and self._on_shutdown is not None
+
+    def counts(self) -> Mapping[str, int]:
+        """What became of spans, metrics and logs so far, such as ``spans.sent``; empty if off."""
+        return {} if self._counts is None else self._counts()
 
     def shutdown(self, timeout_s: float = 5.0) -> bool:
         """End open spans, send what is left, and take telemetry down, within the deadline.
@@ -63,6 +73,8 @@ class TelemetryHandle:
             Whether everything was sent.
         """
         action, self._on_shutdown = self._on_shutdown, None
+        if _current.handle is self:
+            _current.handle = None
         return True if action is None else action(timeout_s)
 
     def __enter__(self) -> TelemetryHandle:
@@ -75,3 +87,21 @@ class TelemetryHandle:
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown()
+
+
+class _Current:
+    def __init__(self) -> None:
+        self.handle: TelemetryHandle | None = None
+
+
+_current: Final = _Current()
+
+
+def current_telemetry() -> TelemetryHandle | None:
+    """The handle of this process's enabled telemetry, until it is shut down; else ``None``."""
+    return _current.handle
+
+
+def set_current_telemetry(handle: TelemetryHandle) -> None:
+    """Make a handle the one of this process; ``setup_telemetry`` does that."""
+    _current.handle = handle

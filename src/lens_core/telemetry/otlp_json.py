@@ -20,17 +20,21 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext
 
 __all__ = [
+    "Grouping",
     "JsonObject",
     "encode_attributes",
+    "encode_double",
     "encode_resource",
     "encode_scope",
     "encode_span",
     "encode_spans",
+    "encode_value",
     "span_flags",
     "to_line",
 ]
 
 JsonObject = dict[str, object]
+_ScopeGroup = tuple[InstrumentationScope | None, list[JsonObject]]
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
@@ -40,28 +44,52 @@ _IS_REMOTE: Final = 0x200
 
 def encode_spans(spans: Iterable[ReadableSpan]) -> JsonObject:
     """One ``{"resourceSpans": [...]}`` object, spans grouped by resource and scope."""
-    grouped: dict[Resource, dict[InstrumentationScope | None, list[JsonObject]]] = {}
+    grouped = Grouping()
     for span in spans:
-        scopes = grouped.setdefault(span.resource, {})
-        scopes.setdefault(span.instrumentation_scope, []).append(encode_span(span))
-    return {
-        "resourceSpans": [
+        grouped.add(span.resource, span.instrumentation_scope, encode_span(span))
+    return {"resourceSpans": grouped.encode("scopeSpans", "spans")}
+
+
+class Grouping:
+    """Encoded records under their resource and scope, as all OTLP messages hold them.
+
+    Grouped by the identity of resource and scope: the SDK's resources hash by dumping themselves
+    as JSON, which for a single span costs more than the rest.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, tuple[Resource, dict[int, _ScopeGroup]]] = {}
+
+    def add(
+        self, resource: Resource, scope: InstrumentationScope | None, record: JsonObject
+    ) -> None:
+        """Add one encoded record."""
+        group = self._groups.get(id(resource))
+        if group is None:
+            group = self._groups[id(resource)] = (resource, {})
+        scoped = group[1].get(id(scope))
+        if scoped is None:
+            scoped = group[1][id(scope)] = (scope, [])
+        scoped[1].append(record)
+
+    def encode(self, scopes_name: str, records_name: str) -> list[JsonObject]:
+        """The value of ``resourceSpans``, ``resourceMetrics`` or ``resourceLogs``."""
+        return [
             _with_schema(
                 {
                     "resource": encode_resource(resource),
-                    "scopeSpans": [
+                    scopes_name: [
                         _with_schema(
-                            {"scope": encode_scope(scope), "spans": encoded},
+                            {"scope": encode_scope(scope), records_name: records},
                             scope.schema_url if scope else None,
                         )
-                        for scope, encoded in scopes.items()
+                        for scope, records in scopes.values()
                     ],
                 },
                 resource.schema_url,
             )
-            for resource, scopes in grouped.items()
+            for resource, scopes in self._groups.values()
         ]
-    }
 
 
 def encode_span(span: ReadableSpan) -> JsonObject:
@@ -126,7 +154,16 @@ def encode_scope(scope: InstrumentationScope | None) -> JsonObject:
 
 def encode_attributes(attributes: Mapping[str, object]) -> list[JsonObject]:
     """Attributes as a list of key and typed value."""
-    return [{"key": str(key), "value": _encode_value(value)} for key, value in attributes.items()]
+    return [{"key": str(key), "value": encode_value(value)} for key, value in attributes.items()]
+
+
+def encode_double(value: float) -> float | str:
+    """A number; NaN and the infinities by the names of the Protobuf JSON mapping."""
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def to_line(message: Mapping[str, object]) -> bytes:
@@ -163,7 +200,8 @@ def _encode_link(link: Link) -> JsonObject:
     return encoded
 
 
-def _encode_value(value: object) -> JsonObject:
+def encode_value(value: object) -> JsonObject:
+    """One typed value (``AnyValue``)."""
     if isinstance(value, str):
         return {"stringValue": value}
     if isinstance(value, bool):
@@ -173,21 +211,14 @@ def _encode_value(value: object) -> JsonObject:
             return {"intValue": str(value)}
         return {"stringValue": str(value)}
     if isinstance(value, float):
-        return {"doubleValue": value if math.isfinite(value) else _non_finite(value)}
+        return {"doubleValue": encode_double(value)}
     if isinstance(value, (bytes, bytearray)):
         return {"bytesValue": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Mapping):
         return {"kvlistValue": {"values": encode_attributes(value)}}
     if isinstance(value, Sequence):
-        return {"arrayValue": {"values": [_encode_value(item) for item in value]}}
+        return {"arrayValue": {"values": [encode_value(item) for item in value]}}
     return {} if value is None else {"stringValue": str(value)}
-
-
-def _non_finite(value: float) -> str:
-    # The names that the Protobuf JSON mapping gives them; JSON itself has none.
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 def _with_schema(encoded: JsonObject, schema_url: str | None) -> JsonObject:

@@ -1,106 +1,146 @@
-"""Builds the SDK's providers for a configuration, and takes them down again."""
+"""Builds the providers of a configuration and puts them in place, and takes them away again."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk.metrics.export import MetricReader
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
-    ConsoleSpanExporter,
-    SimpleSpanProcessor,
-    SpanExporter,
-)
+from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.errors import ConfigError
+from lens_core.groups import span_groups
+from lens_core.spans import span_tracer
 from lens_core.telemetry.config import EXPORTERS, NemoLensConfig
-from lens_core.telemetry.files import FileSpanExporter, LineFile, run_directory
-from lens_core.telemetry.global_tracer import SwitchTracerProvider
+from lens_core.telemetry.exporters import (
+    LOGS,
+    METRICS,
+    SPANS,
+    Destinations,
+    SpanExporterSink,
+    build_deliveries,
+)
+from lens_core.telemetry.files import LineFile, run_directory
+from lens_core.telemetry.global_providers import make_global
+from lens_core.telemetry.group_file import GroupFileWatch
 from lens_core.telemetry.handle import TelemetryHandle
-from lens_core.telemetry.ids import PrivateIdGenerator
+from lens_core.telemetry.lifetime import Lifetime
+from lens_core.telemetry.log_bridge import log_bridges
+from lens_core.telemetry.log_pipeline import LogPipeline
+from lens_core.telemetry.meters import build_meters
 from lens_core.telemetry.resources import build_resource
 from lens_core.telemetry.run_identity import RunIdentity
+from lens_core.telemetry.self_metrics import observe_self
+from lens_core.telemetry.traces import build_traces
 
-__all__ = ["install"]
+if TYPE_CHECKING:
+    from lens_core.telemetry.lifetime import AnyDelivery
 
-_SCOPE: Final = "lens_core"
-_switch: Final = SwitchTracerProvider()
+__all__ = ["Request", "install"]
 
 
-def install(
-    config: NemoLensConfig,
-    *,
-    identity: RunIdentity,
-    resource_attributes: Mapping[str, AttributeValue] | None,
-    span_exporter: SpanExporter | None,
-    metric_reader: MetricReader | None,
-    otlp_endpoint: str | None,
-    id_generator: IdGenerator | None,
-    span_processors: Sequence[SpanProcessor],
-    write_through: bool,
-    on_released: Callable[[], None],
-) -> TelemetryHandle:
-    """Set everything up; ``on_released`` is called when the handle has shut it down."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The arguments of :func:`lens_core.setup_telemetry`, with the run resolved."""
+
+    config: NemoLensConfig
+    identity: RunIdentity
+    resource_attributes: Mapping[str, AttributeValue] | None
+    span_exporter: SpanExporter | None
+    metric_reader: MetricReader | None
+    otlp_endpoint: str | None
+    id_generator: IdGenerator | None
+    span_processors: Sequence[SpanProcessor]
+    write_through: bool
+    on_released: Callable[[], None]
+
+
+def install(request: Request) -> TelemetryHandle:
+    """Set everything up, or nothing.
+
+    Raises:
+        ConfigError: the exporter is not one of the known ones.
+    """
+    config = request.config
     if config.exporter not in EXPORTERS:
         raise ConfigError("exporter", config.exporter, "one of " + ", ".join(EXPORTERS))
-    resource = build_resource(config, identity, resource_attributes)
-    exporting = _span_pipeline(config, identity, span_exporter, otlp_endpoint, write_through)
-    provider = TracerProvider(
-        resource=resource,
-        id_generator=PrivateIdGenerator() if id_generator is None else id_generator,
+    directory = run_directory(config.output_dir, request.identity.run_id)
+    resource = build_resource(config, request.identity, request.resource_attributes)
+    destinations = Destinations(
+        config.exporter,
+        LineFile(directory),
+        LineFile(directory, stem="spill"),
+        request.otlp_endpoint,
+        request.write_through,
     )
-    for processor in (*span_processors, *exporting):
-        provider.add_span_processor(processor)
-    meters = MeterProvider([metric_reader], resource) if metric_reader is not None else None
-    _switch.switch_to(provider)
-    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        trace.set_tracer_provider(_switch)
+    with ExitStack() as undo:
+        given = None if request.span_exporter is None else SpanExporterSink(request.span_exporter)
+        wanted = config.traces_enabled or given is not None
+        traces = build_traces(
+            build_deliveries(SPANS, destinations, given=given) if wanted else (),
+            request.span_processors,
+            resource,
+            request.id_generator,
+        )
+        wanted = config.metrics_enabled and request.metric_reader is None
+        metric_deliveries = build_deliveries(METRICS, destinations) if wanted else ()
+        metrics = build_meters(metric_deliveries, resource, request.metric_reader)
+        log_deliveries = build_deliveries(LOGS, destinations)
+        logs = LoggerProvider(resource, shutdown_on_exit=False)
+        logs.add_log_record_processor(LogPipeline(log_deliveries))
+        # Nothing outside of this function has changed so far; from here on, each change is undone.
+        undo.callback(traces.remove)
+        traces.put_in_place()
+        undo.callback(metrics.remove)
+        metrics.put_in_place()
+        log_bridges.provider = logs
+        undo.callback(log_bridges.detach_all)
+        deliveries: list[AnyDelivery] = [
+            *traces.deliveries,
+            *metric_deliveries,
+            *log_deliveries,
+        ]
+        span_groups.set(config.span_groups)
+        undo.callback(span_groups.set, "")
+        lifetime = Lifetime(
+            traces.pipeline,
+            deliveries,
+            metrics,
+            destinations.spill_file,
+        )
+        undo.callback(lifetime.abandon)
+        traces.pipeline.on_child_start = lifetime.on_child_start
+        lifetime.control.ticks.append(log_bridges.check)
+        if config.logs_enabled:
+            log_bridges.attach("", logging.INFO)
+        if config.live_span_groups:
+            directory.mkdir(parents=True, exist_ok=True)
+            watch = GroupFileWatch(directory, span_groups, config.span_groups)
+            lifetime.control.ticks.append(watch.look)
+        observe_self(metrics.meter, lifetime.counts)
+        span_tracer.tracer = traces.tracer
+        undo.callback(span_tracer.reset)
+        make_global(tracers=traces.is_ours, meters=metrics.is_ours)
+        lifetime.start(release=undo.pop_all().close)
 
     def shut_down(timeout_s: float) -> bool:
-        _switch.switch_to(None)
-        provider.shutdown()
-        if meters is not None:
-            meters.shutdown(timeout_s * 1e3)
-        on_released()
-        return True
+        complete = lifetime.stop("shutdown", timeout_s)
+        request.on_released()
+        return complete
 
     return TelemetryHandle(
-        identity,
-        tracer=_switch.get_tracer(_SCOPE),
-        meter=None if meters is None else meters.get_meter(_SCOPE),
-        is_exporting=bool(exporting) or meters is not None,
+        request.identity,
+        tracer=traces.tracer,
+        meter=metrics.meter,
+        is_exporting=bool(traces.deliveries or metrics.reader or request.metric_reader),
+        resource_attributes=resource.attributes,
+        counts=lifetime.counts,
         on_shutdown=shut_down,
     )
-
-
-def _span_pipeline(
-    config: NemoLensConfig,
-    identity: RunIdentity,
-    given: SpanExporter | None,
-    otlp_endpoint: str | None,
-    write_through: bool,
-) -> list[SpanProcessor]:
-    processors: list[SpanProcessor] = []
-    if given is not None:
-        processors.append(BatchSpanProcessor(given))
-    elif not config.traces_enabled:
-        return processors
-    elif config.exporter == "file":
-        exporter = FileSpanExporter(LineFile(run_directory(config.output_dir, identity.run_id)))
-        kind = SimpleSpanProcessor if write_through else BatchSpanProcessor
-        processors.append(kind(exporter))
-    elif config.exporter == "console":
-        processors.append(BatchSpanProcessor(ConsoleSpanExporter()))
-    elif config.exporter == "otlp" and otlp_endpoint is None:
-        processors.append(BatchSpanProcessor(OTLPSpanExporter()))
-    if otlp_endpoint is not None:
-        url = otlp_endpoint.rstrip("/") + "/v1/traces"
-        processors.append(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
-    return processors

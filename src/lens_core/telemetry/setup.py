@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.errors import MissingExtraError, SetupError
 from lens_core.telemetry.config import NemoLensConfig
-from lens_core.telemetry.handle import TelemetryHandle
+from lens_core.telemetry.handle import TelemetryHandle, set_current_telemetry
 from lens_core.telemetry.run_identity import resolve_run_identity
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def setup_telemetry(
         ConfigError: ``config.exporter`` is not one of the known exporters.
         MissingExtraError: the SDK is not installed.
     """
-    if not config.enabled:
+    if not config.enabled or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return TelemetryHandle(resolve_run_identity(config.run_id))
     _once.take()
     try:
@@ -93,18 +95,22 @@ def setup_telemetry(
             if not (error.name or "").startswith("opentelemetry"):
                 raise
             raise MissingExtraError(error.name or "opentelemetry-sdk", "sdk") from error
-        return providers.install(
-            config,
-            resource_attributes=resource_attributes,
-            span_exporter=span_exporter,
-            metric_reader=metric_reader,
-            otlp_endpoint=otlp_endpoint,
-            id_generator=id_generator,
-            span_processors=span_processors,
-            write_through=write_through,
-            identity=resolve_run_identity(config.run_id, agree=agree_run_id),
-            on_released=_once.release,
+        handle = providers.install(
+            providers.Request(
+                config=dataclasses.replace(config),
+                identity=resolve_run_identity(config.run_id, agree=agree_run_id),
+                resource_attributes=resource_attributes,
+                span_exporter=span_exporter,
+                metric_reader=metric_reader,
+                otlp_endpoint=otlp_endpoint,
+                id_generator=id_generator,
+                span_processors=span_processors,
+                write_through=write_through,
+                on_released=_once.release,
+            )
         )
     except BaseException:
         _once.release()
         raise
+    set_current_telemetry(handle)
+    return handle
