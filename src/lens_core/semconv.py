@@ -84,6 +84,16 @@ LENS_PEER_STAGE: Final = "lens.peer.stage"
 LENS_CHUNK: Final = "lens.chunk"
 #: Count of hops of one kind between two ranks, where no microbatch tells them apart.
 LENS_HOP_SEQUENCE: Final = "lens.hop.sequence"
+#: Operation that a span waits in: ``all_reduce``, ``send``, ``recv``, ... in torch's words.
+LENS_OP: Final = "lens.op"
+#: Name of the process group of an operation.
+LENS_GROUP: Final = "lens.group"
+#: Global ranks of that group.
+LENS_GROUP_RANKS: Final = "lens.group.ranks"
+#: Count of a group's operations on this rank: peers that agree on it are in the same one.
+LENS_SEQUENCE: Final = "lens.sequence"
+#: Stacks of the threads of a process that ended while a span was open, on its truncation event.
+LENS_STACKS: Final = "lens.stacks"
 
 RPC_SYSTEM_NAME: Final = "rpc.system.name"
 RPC_METHOD: Final = "rpc.method"
