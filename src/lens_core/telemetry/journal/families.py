@@ -1,0 +1,161 @@
+"""The files that one process left behind, read together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from lens_core.telemetry.journal.format import JOURNAL_SUFFIX, STACKS_SUFFIX
+from lens_core.telemetry.journal.images import SpanImage
+from lens_core.telemetry.journal.liveness import Liveness, is_alive
+from lens_core.telemetry.journal.reader import JournalImage, read_journal
+from lens_core.telemetry.journal.spill import SPILL_SUFFIX, SpillReader
+
+__all__ = ["Family", "Left", "find_families", "shipped_bytes", "shipped_path"]
+
+_SPILL_NAME: Final = re.compile(rf"(?P<stem>.+)\.\d{{6}}{re.escape(SPILL_SUFFIX)}")
+_SHIPPED_SUFFIX: Final = ".shipped"
+
+
+@dataclass(slots=True)
+class Left:
+    """What one process left behind and nobody has delivered.
+
+    Attributes:
+        spans: Each span once, ended and open.
+        meta: What is true of the process for its life.
+        journal: The journal that they were read from; ``None`` where only spill files are left.
+        problems: One line per piece that could not be read.
+    """
+
+    spans: list[SpanImage]
+    meta: Mapping[str, object]
+    journal: JournalImage | None
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The files of one process.
+
+    Attributes:
+        stem: What their paths begin with.
+        journal: The file of the table; it may be gone.
+        spills: Spill files, oldest first.
+    """
+
+    stem: Path
+    journal: Path
+    spills: tuple[Path, ...]
+
+    @property
+    def stacks(self) -> Path:
+        """The file that faulthandler wrote to."""
+        return self.stem.with_name(self.stem.name + STACKS_SUFFIX)
+
+    def liveness(self) -> Liveness:
+        """Whether the process is still there.
+
+        Raises:
+            OSError: the journal cannot be read.
+            JournalError: it is no journal.
+        """
+        if not self.journal.exists():
+            return Liveness.DEAD  # its journal was closed, and only spill files are left
+        image = read_journal(self.journal)
+        return Liveness.DEAD if image.closed else is_alive(image.process, self.journal)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Whether this process alone may recover these files, for the length of the block.
+
+        False where somebody else is doing that, or has done it.
+        """
+        path = self.journal if self.journal.exists() else self.spills[0]
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            yield False
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # It may have been recovered between the listing and the lock.
+            yield os.fstat(descriptor).st_nlink > 0
+        except BlockingIOError:
+            yield False
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> Left:
+        """All spans that nobody has delivered.
+
+        Raises:
+            OSError: a file cannot be read.
+            JournalError: the journal is none, or its head is damaged.
+        """
+        image = read_journal(self.journal) if self.journal.exists() else None
+        problems = list(image.problems) if image is not None else []
+        meta: Mapping[str, object] = image.meta if image is not None else {}
+        spilled: dict[int, SpanImage] = {}
+        done: set[int] = set()
+        for path in self.spills:
+            try:
+                reader = SpillReader(path)
+            except ValueError as error:
+                problems.append(f"{path}: {error}")
+                continue
+            meta = meta or reader.meta
+            done.update(span.span_id for span in reader.read(until=shipped_bytes(path)))
+            spilled.update((span.span_id, span) for span in reader.read())
+            done |= reader.exported
+            if reader.problem:
+                problems.append(reader.problem)
+        spans = {
+            span.span_id: span
+            for span in [*spilled.values(), *(image.spans if image is not None else ())]
+            if span.span_id not in done
+        }
+        return Left(list(spans.values()), meta, image, problems)
+
+    def delete(self) -> None:
+        """Delete the files, the table last: without it the others are not looked for first."""
+        for path in self.spills:
+            shipped_path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        self.stacks.unlink(missing_ok=True)
+        self.journal.unlink(missing_ok=True)
+
+
+def find_families(directory: Path) -> list[Family]:
+    """The processes that have files in a directory, by name."""
+    spills: dict[str, list[Path]] = {}
+    stems: set[str] = set()
+    for path in sorted(directory.iterdir()):
+        if path.name.endswith(JOURNAL_SUFFIX) and not path.name.startswith("."):
+            stems.add(path.name[: -len(JOURNAL_SUFFIX)])
+        elif match := _SPILL_NAME.fullmatch(path.name):
+            spills.setdefault(match["stem"], []).append(path)
+    return [
+        Family(directory / stem, directory / (stem + JOURNAL_SUFFIX), tuple(spills.get(stem, ())))
+        for stem in sorted(stems | set(spills))
+    ]
+
+
+def shipped_path(spill: Path) -> Path:
+    """The file that says how much of a spill file has been shipped."""
+    return spill.with_name(spill.name + _SHIPPED_SUFFIX)
+
+
+def shipped_bytes(spill: Path) -> int:
+    """How much of a spill file has been shipped."""
+    try:
+        text = shipped_path(spill).read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0

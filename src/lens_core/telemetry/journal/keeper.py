@@ -1,0 +1,118 @@
+"""The thread that keeps a journal: signs of life, room, and stacks when nothing moves.
+
+It runs twice a second, does no network I/O, and takes no lock that a span could wait for. What it
+writes is what a reader cannot know otherwise: when the process was last alive, when it last started
+or ended a span, and, once nothing has moved for a while, where all of its threads are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from lens_core.incidents import incidents
+from lens_core.telemetry.journal.process import oom_kills
+from lens_core.telemetry.journal.stacks import live_stacks
+from lens_core.telemetry.journal.writer import Journal
+
+__all__ = ["Keeper"]
+
+_INTERVAL_S: Final = 0.5
+#: Nothing has moved for this long: worth a look at the stacks.
+_IDLE_S: Final = 3.0
+_STACKS_EVERY_S: Final = 5.0
+#: Ended spans are moved to a file in good time, so that a burst finds room.
+_KEEP_FREE_SHARE: Final = 0.25
+
+
+class Keeper:
+    """Keeps one journal, from a thread of its own.
+
+    Args:
+        journal: The journal.
+        interval_s: Pause between two signs of life.
+        idle_s: How long nothing may move before the stacks are written.
+    """
+
+    def __init__(
+        self, journal: Journal, *, interval_s: float = _INTERVAL_S, idle_s: float = _IDLE_S
+    ) -> None:
+        self._journal = journal
+        self._interval_s = interval_s
+        self._idle_ns = int(idle_s * 1e9)
+        self._seen = (0, 0, 0)
+        self._activity_ns = time.time_ns()
+        self._stacks_ns = 0
+        self._cgroup_events = ""
+        self._stopped = threading.Event()
+
+    def start(self, cgroup_events: str) -> None:
+        """Start the thread; the first sign of life is written before this returns."""
+        self._cgroup_events = cgroup_events
+        self._stopped = threading.Event()
+        self._activity_ns = time.time_ns()
+        self.tick()
+        try:
+            threading.Thread(
+                target=self._run, args=(self._stopped,), name="lens-journal", daemon=True
+            ).start()
+        except RuntimeError:
+            return  # the interpreter is shutting down
+
+    def stop(self) -> None:
+        """End the thread, after a last sign of life. Does not wait."""
+        self._stopped.set()
+        self._guarded_tick()
+
+    def tick(self) -> None:
+        """Do once what the thread does every interval."""
+        journal = self._journal
+        table = journal.table
+        if not table.live:
+            return
+        if table.truncated:
+            self._give_up("journal.truncated", "somebody cut the journal short")
+            return
+        if not table.reachable:
+            self._give_up("journal.deleted", "somebody deleted the journal")
+            return
+        now_ns = time.time_ns()
+        seen = (journal.started, journal.added, journal.ended)
+        if seen != self._seen:
+            self._seen = seen
+            self._activity_ns = now_ns
+        table.beat(
+            now_ns,
+            self._activity_ns,
+            started=journal.started,
+            overflowed=journal.overflowed,
+            oom_kills=oom_kills(self._cgroup_events) or 0,
+        )
+        idle = journal.open_count and now_ns - self._activity_ns >= self._idle_ns
+        if idle and now_ns - self._stacks_ns >= _STACKS_EVERY_S * 1e9:
+            self._stacks_ns = now_ns
+            table.write_stacks(now_ns, live_stacks(skip=threading.get_ident()))
+        if journal.settings.keeps == "ship":
+            journal.spill(keep_free=table.blocks + 1)
+        elif journal.settings.keeps == "all":
+            journal.spill(keep_free=int(table.blocks * _KEEP_FREE_SHARE))
+
+    def _give_up(self, kind: str, what: str) -> None:
+        path = self._journal.path
+        self._journal.give_up()
+        incidents.record(
+            kind,
+            f"{what}: {path}; spans of this process no longer survive its being killed",
+            todo="Set NEMO_LENS_JOURNAL_DIR to a directory that nothing cleans up.",
+        )
+
+    def _run(self, stopped: threading.Event) -> None:
+        while not stopped.wait(self._interval_s):
+            self._guarded_tick()
+
+    def _guarded_tick(self) -> None:
+        try:
+            self.tick()
+        except Exception as error:  # noqa: BLE001 - nothing may end this thread
+            incidents.record("journal.failed", f"{type(error).__name__}: {error}")

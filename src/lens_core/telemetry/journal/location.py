@@ -1,0 +1,138 @@
+"""Where journals are.
+
+``NEMO_LENS_JOURNAL_DIR``, or by default a directory in memory (``/dev/shm``) if that has plenty of
+room, else the temporary directory. Memory outlives the process and is never slow to write; it does
+not outlive the host, or the pod. A local disk does, up to what the kernel had not yet written.
+
+A network file system is never chosen, as a mapped file there may block its writer and need not
+outlive it; one that is named is used, and reported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from lens_core.incidents import incidents
+
+__all__ = [
+    "default_root",
+    "is_network_file_system",
+    "journal_directory",
+    "run_name",
+    "search_directories",
+]
+
+_MEMORY: Final = Path("/dev/shm")
+#: A default container has 64 MiB there, which belong to the data loaders.
+_PLENTY_BYTES: Final = 1 << 30
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+# fmt: off
+_NETWORK: Final = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
+    "fuse.s3fs", "fuse.sshfs", "gfs2", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2",
+    "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs",
+))
+# fmt: on
+
+
+def journal_directory(configured: str, run_id: str) -> Path:
+    """The directory for the journals of a run: below what is configured, or the default.
+
+    Not created here.
+    """
+    if configured:
+        root = Path(configured).absolute()
+        kind = _file_system(root)
+        if kind in _NETWORK:
+            incidents.record(
+                "journal.network_file_system",
+                f"{root} is on {kind}; writing a span may wait for the network there",
+                todo="Set NEMO_LENS_JOURNAL_DIR to a directory on a local disk or in /dev/shm.",
+            )
+    else:
+        root = default_root()
+    return root / run_name(run_id)
+
+
+def run_name(run_id: str) -> str:
+    """A run id as a directory is named after it."""
+    return _UNSAFE.sub("_", run_id).lstrip(".") or "run"
+
+
+def default_root() -> Path:
+    """The directory for the journals of this user's runs, where none is configured.
+
+    Raises:
+        OSError: no directory can be used that only this user can write to.
+    """
+    last: OSError | None = None
+    for parent in (_MEMORY, Path(tempfile.gettempdir())):
+        try:
+            if is_network_file_system(parent) or (parent == _MEMORY and not _has_plenty(parent)):
+                continue
+            return _private(parent / f"lens-{os.getuid()}")
+        except OSError as error:
+            last = error
+    raise last or OSError("every default directory is on a network file system")
+
+
+def search_directories(run: str) -> list[Path]:
+    """Where journals of a run may be: ``run`` is a directory, or the id or name of a run."""
+    named = Path(run)
+    found = [named, named / "journal"] if named.is_dir() else []
+    name = run_name(named.resolve().name if named.is_dir() else run)
+    roots = [Path(os.environ.get("NEMO_LENS_JOURNAL_DIR", "") or os.devnull)]
+    roots += [parent / f"lens-{os.getuid()}" for parent in (_MEMORY, Path(tempfile.gettempdir()))]
+    found += [root / name for root in roots]
+    unique: list[Path] = []
+    for path in found:
+        if path.is_dir() and not any(path.samefile(other) for other in unique):
+            unique.append(path)
+    return unique
+
+
+def is_network_file_system(path: Path) -> bool:
+    """Whether a path is on a file system that other hosts share."""
+    return _file_system(path) in _NETWORK
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that a path is on, as the kernel names it; empty if unknown."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        device = path.stat().st_dev
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts:
+        fields, _, kinds = line.partition(" - ")
+        if fields.split()[2] == wanted:
+            return kinds.split()[0]
+    return ""
+
+
+def _has_plenty(directory: Path) -> bool:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize >= _PLENTY_BYTES
+
+
+def _private(directory: Path) -> Path:
+    """The directory, created if it is not there, if only this user can write to it.
+
+    Raises:
+        OSError: it cannot be created, or it belongs to somebody else.
+    """
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        found = directory.lstat()
+        # Somebody else may have made it first, to read along or to lead us elsewhere.
+        if found.st_uid != os.getuid() or found.st_mode & 0o022 or directory.is_symlink():
+            raise OSError(f"{directory} does not belong to this user alone") from None
+    return directory
