@@ -9,16 +9,17 @@ they configure.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
 from lens_core.errors import ConfigError
 from lens_core.incidents import incidents
 
-__all__ = ["EXPORTERS", "NemoLensConfig"]
+__all__ = ["EXPORTERS", "JOURNAL_MODES", "NemoLensConfig"]
 
-EXPORTERS: Final = ("otlp", "console", "file", "none")
+EXPORTERS: Final = ("otlp", "console", "file", "journal", "none")
+JOURNAL_MODES: Final = ("auto", "off", "open", "all")
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 
@@ -35,12 +36,18 @@ class NemoLensConfig:
         metrics_enabled: Whether metrics are exported.
         logs_enabled: Whether the root logger is bridged to OpenTelemetry.
         span_groups: Presets and groups, comma-separated; ``-group`` removes one.
-        exporter: ``otlp``, ``console``, ``file`` (OTLP JSON Lines in ``output_dir``) or ``none``.
+        exporter: ``otlp``, ``console``, ``file`` (OTLP JSON Lines in ``output_dir``), ``journal``
+            (spans are left to ``lens agent``, which runs once per host) or ``none``.
         run_id: Identity of the run on all of its ranks; empty to derive it.
         user: Who runs it (``nemo.user.id``).
         output_dir: Directory that holds one directory per run.
         live_span_groups: Whether the groups may be switched from outside while the process runs,
             by the file that ``lens groups`` writes.
+        journal: Which spans survive that this process is killed: ``open`` ones, ``all`` that are
+            not yet exported, none (``off``), or ``auto``: ``all`` with exporter ``file``, else
+            ``open``.
+        journal_dir: Directory that holds one directory of journals per run; empty for a default
+            on this host.
     """
 
     enabled: bool = False
@@ -54,6 +61,8 @@ class NemoLensConfig:
     user: str = ""
     output_dir: str = "runs"
     live_span_groups: bool = False
+    journal: str = "auto"
+    journal_dir: str = ""
 
     @classmethod
     def from_env(
@@ -98,7 +107,9 @@ def _parser(field: str, default: object) -> Callable[[str, str], bool | str]:
     if isinstance(default, bool):
         return _parse_bool
     if field == "exporter":
-        return _parse_exporter
+        return _one_of(EXPORTERS)
+    if field == "journal":
+        return _one_of(JOURNAL_MODES)
     return _parse_str
 
 
@@ -111,11 +122,14 @@ def _parse_bool(name: str, text: str) -> bool:
     raise ConfigError(name, text, "one of 1, true, yes, on, 0, false, no, off")
 
 
-def _parse_exporter(name: str, text: str) -> str:
-    word = text.lower()
-    if word not in EXPORTERS:
-        raise ConfigError(name, text, "one of " + ", ".join(EXPORTERS))
-    return word
+def _one_of(words: Sequence[str]) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        word = text.lower()
+        if word not in words:
+            raise ConfigError(name, text, "one of " + ", ".join(words))
+        return word
+
+    return parse
 
 
 def _parse_str(name: str, text: str) -> str:

@@ -105,6 +105,7 @@ class Delivery(Generic[T]):
         direct: Send each item on the calling thread before :meth:`put` returns: for a sink that
             does not block, in a process that may be killed.
         direct_in_child: The same in forked children only.
+        kept: Called with each batch that was sent or spilled: it is safe from now on.
     """
 
     def __init__(
@@ -116,9 +117,11 @@ class Delivery(Generic[T]):
         *,
         direct: bool = False,
         direct_in_child: bool = False,
+        kept: Callable[[Sequence[T]], None] | None = None,
     ) -> None:
         self.counts = DeliveryCounts()
         self._direct = direct
+        self._kept = kept
         self._direct_in_child = direct_in_child
         self.signal = signal
         self._sink = sink
@@ -222,6 +225,8 @@ class Delivery(Generic[T]):
         try:
             if self._sink.send([item], self._settings.timeout_s) is Outcome.SENT:
                 self.counts.sent += 1
+                if self._kept is not None:
+                    self._kept([item])
                 return
         except Exception as error:  # noqa: BLE001 - the training thread must not see it
             incidents.record(f"{self.signal}.export_failed", f"{type(error).__name__}: {error}")
@@ -279,6 +284,8 @@ class Delivery(Generic[T]):
                     continue
                 if sent:
                     self.counts.sent += len(batch)
+                    if self._kept is not None:
+                        self._kept(batch)
                 else:
                     self._give_up(batch)
         finally:
@@ -335,6 +342,8 @@ class Delivery(Generic[T]):
         try:
             self._spill(batch)
             self.counts.spilled += len(batch)
+            if self._kept is not None:
+                self._kept(batch)
         except Exception as error:  # noqa: BLE001 - nothing may end this thread
             self.counts.lost += len(batch)
             incidents.record(

@@ -22,7 +22,7 @@ from lens_core.telemetry.otlp_json_metrics import encode_metrics
 from lens_core.telemetry.otlp_proto import logs_request, metrics_request, spans_request
 from lens_core.telemetry.otlp_settings import positive_number, read_otlp_settings
 
-__all__ = ["LOGS", "METRICS", "SPANS", "Destinations", "Signal", "build_deliveries"]
+__all__ = ["LOGS", "METRICS", "SPANS", "Destinations", "Signal", "build_deliveries", "otlp_sink"]
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Destinations:
     """Where the telemetry of this process goes.
 
     Attributes:
-        exporter: ``otlp``, ``console``, ``file`` or ``none``.
+        exporter: ``otlp``, ``console``, ``file``, ``journal`` or ``none``.
         file: The file of exporter ``file``.
         spill_file: Keeps what could not be sent.
         otlp_endpoint: Base URL of a further OTLP/HTTP receiver.
@@ -83,6 +83,7 @@ def build_deliveries(
     destinations: Destinations,
     *,
     given: Sink[T] | None = None,
+    kept: Callable[[Sequence[T]], None] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> list[Delivery[T]]:
     """One delivery per destination of a signal; none where it goes nowhere.
@@ -91,6 +92,7 @@ def build_deliveries(
         signal: The kind of telemetry.
         destinations: Where the telemetry of this process goes.
         given: Used instead of the configured exporter.
+        kept: Called with each batch that the first destination has, or a file of this process.
         environ: The environment; that of the process if not given.
     """
     source = os.environ if environ is None else environ
@@ -106,10 +108,13 @@ def build_deliveries(
                 settings,
                 direct=is_file and destinations.write_through,
                 direct_in_child=is_file,
+                kept=None if deliveries else kept,
             )
         )
 
     exporter = destinations.exporter
+    if exporter == "journal" and signal.name != SPANS.name:
+        exporter = "file"  # there is no journal for these; the agent ships the file
     if source.get(f"OTEL_{signal.otlp_name.upper()}_EXPORTER", "").strip().lower() == "none":
         exporter = "none"
     if given is not None:
@@ -119,9 +124,9 @@ def build_deliveries(
     elif exporter == "console":
         add(_ConsoleSink(signal.to_text))
     elif exporter == "otlp" and destinations.otlp_endpoint is None:
-        add(_otlp_sink(signal, source, None))
+        add(otlp_sink(signal, source))
     if destinations.otlp_endpoint is not None:
-        add(_otlp_sink(signal, source, destinations.otlp_endpoint))
+        add(otlp_sink(signal, source, destinations.otlp_endpoint))
     return deliveries
 
 
@@ -154,7 +159,16 @@ class _ConsoleSink(Generic[T]):
         """Nothing to release."""
 
 
-def _otlp_sink(signal: Signal[T], environ: Mapping[str, str], endpoint: str | None) -> Sink[T]:
+def otlp_sink(
+    signal: Signal[T], environ: Mapping[str, str], endpoint: str | None = None
+) -> Sink[T]:
+    """Sends one signal over OTLP, as the variables of OpenTelemetry say.
+
+    Args:
+        signal: The kind of telemetry.
+        environ: The environment.
+        endpoint: Base URL of the receiver, instead of the one that the environment names.
+    """
     settings = read_otlp_settings(signal.otlp_name, environ=environ, endpoint=endpoint)
     if settings.protocol == "grpc":
         # Heavy to import, and its threads do not like forks: only where it was asked for.

@@ -31,6 +31,7 @@ from lens_core.telemetry.files import LineFile, run_directory
 from lens_core.telemetry.global_providers import make_global
 from lens_core.telemetry.group_file import GroupFileWatch
 from lens_core.telemetry.handle import TelemetryHandle
+from lens_core.telemetry.journal.attach import JournalPlan, open_journal
 from lens_core.telemetry.lifetime import Lifetime
 from lens_core.telemetry.log_bridge import log_bridges
 from lens_core.telemetry.log_pipeline import LogPipeline
@@ -83,9 +84,15 @@ def install(request: Request) -> TelemetryHandle:
     with ExitStack() as undo:
         given = None if request.span_exporter is None else SpanExporterSink(request.span_exporter)
         wanted = config.traces_enabled or given is not None
+        plan = JournalPlan(config, request.identity.run_id, resource, directory, given is not None)
+        journal = open_journal(plan) if wanted else None
+        kept = None if journal is None else journal.exported
+        if journal is not None:
+            undo.callback(journal.shutdown)
         traces = build_traces(
-            build_deliveries(SPANS, destinations, given=given) if wanted else (),
-            request.span_processors,
+            build_deliveries(SPANS, destinations, given=given, kept=kept) if wanted else (),
+            # First: a span must be known as ended before it can be known as exported.
+            [*([] if journal is None else [journal]), *request.span_processors],
             resource,
             request.id_generator,
         )
@@ -115,7 +122,6 @@ def install(request: Request) -> TelemetryHandle:
             metrics,
             destinations.spill_file,
         )
-        undo.callback(lifetime.abandon)
         traces.pipeline.on_child_start = lifetime.on_child_start
         lifetime.control.ticks.append(log_bridges.check)
         if config.logs_enabled:

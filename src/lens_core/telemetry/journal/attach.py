@@ -1,0 +1,143 @@
+"""The journal of a set-up: whether there is one, where it is, and what earlier processes left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+
+from lens_core.errors import ConfigError
+from lens_core.incidents import incidents
+from lens_core.telemetry.config import JOURNAL_MODES, NemoLensConfig
+from lens_core.telemetry.delivery import Outcome, Sink
+from lens_core.telemetry.exporters import SPANS, otlp_sink
+from lens_core.telemetry.journal.location import journal_directory
+from lens_core.telemetry.journal.processor import JournalSpanProcessor
+from lens_core.telemetry.journal.recovery import DirectorySink, RecoveredSink, recover
+from lens_core.telemetry.journal.writer import JournalSettings, Keeps
+
+__all__ = ["JournalPlan", "SenderSink", "open_journal"]
+
+_BATCH: Final = 512
+_SEND_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPlan:
+    """What a set-up knows that matters for its journal.
+
+    Attributes:
+        config: The settings.
+        run_id: Identity of the run.
+        resource: What is true of this process.
+        output_directory: Where this process writes files of telemetry.
+        has_exporter: Whether the caller gave an exporter of spans.
+    """
+
+    config: NemoLensConfig
+    run_id: str
+    resource: Resource
+    output_directory: Path
+    has_exporter: bool
+
+    @property
+    def keeps(self) -> Keeps | None:
+        """Which spans the journal keeps; ``None`` for no journal.
+
+        Raises:
+            ConfigError: ``config.journal`` is not one of the known modes.
+        """
+        mode, exporter = self.config.journal, self.config.exporter
+        if mode not in JOURNAL_MODES:
+            raise ConfigError("journal", mode, "one of " + ", ".join(JOURNAL_MODES))
+        if exporter == "journal" and not self.has_exporter:
+            return "ship"  # it is where the spans go, so it cannot be off
+        if mode == "off" or (mode == "auto" and exporter == "none" and not self.has_exporter):
+            return None
+        if mode == "all" or (mode == "auto" and exporter == "file" and not self.has_exporter):
+            return "all"
+        return "open"
+
+
+def open_journal(plan: JournalPlan) -> JournalSpanProcessor | None:
+    """The journal of this process, and the recovery of what earlier processes of the run left.
+
+    Where no journal can be made, that is an incident (``journal.unavailable``), and there is none.
+
+    Raises:
+        ConfigError: ``config.journal`` is not one of the known modes.
+    """
+    keeps = plan.keeps
+    if keeps is None:
+        return None
+    try:
+        directory = journal_directory(plan.config.journal_dir, plan.run_id)
+        processor = JournalSpanProcessor(
+            JournalSettings(
+                directory,
+                keeps=keeps,
+                attributes=dict(plan.resource.attributes),
+                schema_url=plan.resource.schema_url,
+                details={
+                    "run_id": plan.run_id,
+                    "output_dir": str(plan.output_directory.absolute()),
+                    "exporter": plan.config.exporter,
+                },
+            )
+        )
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        incidents.record(
+            "journal.unavailable",
+            f"no journal: {error}; spans of this process do not survive its being killed",
+            todo="Make room there, or set NEMO_LENS_JOURNAL_DIR to another local directory."
+            if full
+            else "Set NEMO_LENS_JOURNAL_DIR to a local directory that this process may write to.",
+        )
+        return None
+    if keeps != "ship":  # what is there to ship is the agent's
+        threading.Thread(
+            target=_recover_earlier, args=(directory, plan), name="lens-recover", daemon=True
+        ).start()
+    return processor
+
+
+class SenderSink:
+    """Sends recovered spans where live ones are sent."""
+
+    def __init__(self, sink: Sink[ReadableSpan]) -> None:
+        self._sink = sink
+
+    def deliver(self, name: str, spans: Sequence[ReadableSpan]) -> None:
+        """Send the spans of one process.
+
+        Raises:
+            OSError: the receiver did not take them.
+        """
+        for at in range(0, len(spans), _BATCH):
+            outcome = self._sink.send(spans[at : at + _BATCH], _SEND_TIMEOUT_S)
+            if outcome is not Outcome.SENT:
+                raise OSError(f"the receiver did not take the spans of {name} ({outcome.value})")
+
+
+def _recover_earlier(directory: Path, plan: JournalPlan) -> None:
+    """Deliver what killed processes of this run left, off the training thread."""
+    try:
+
+        def sink(meta: Mapping[str, object]) -> RecoveredSink:
+            if plan.config.exporter == "otlp" and not plan.has_exporter:
+                return SenderSink(otlp_sink(SPANS, os.environ))
+            return DirectorySink(plan.output_directory)
+
+        result = recover([directory], sink)
+        if result.problems:
+            incidents.record("journal.recovery", "; ".join(result.problems[:3]))
+    except Exception as error:  # noqa: BLE001 - nothing of it may reach the training loop
+        incidents.record("journal.recovery", f"{type(error).__name__}: {error}")
