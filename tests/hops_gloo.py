@@ -122,7 +122,7 @@ class _Ring:
         import torch.distributed as dist
 
         from lens_contrib.nccl.channels import outlet_to
-        from lens_contrib.nccl.messages import slack_of
+        from lens_contrib.nccl.buffers import slack_of
         from lens_core.testing.carriers import carrier_for
 
         tensor = tensor_of(message)

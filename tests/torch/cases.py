@@ -7,7 +7,7 @@ import random
 import torch
 
 from lens_contrib.nccl import BufferTransport, PackedTransport, PairedTransport, carrier_buffer
-from lens_contrib.nccl.messages import slack_of
+from lens_contrib.nccl.buffers import slack_of
 from lens_contrib.torch_distributed import BroadcastTransport
 from lens_core.frame import BROADCAST_CAPACITY, HEADER_BYTES, P2P_CAPACITY
 from lens_core.testing import TransportCase, damage_bytes

@@ -12,7 +12,8 @@ from lens_contrib.nccl.codec import deserialize_context, extract_nccl_context, s
 from lens_core.errors import MissingExtraError
 
 try:
-    from lens_contrib.nccl.messages import PACK_LIMIT_BYTES, carrier_buffer
+    from lens_contrib.nccl.buffers import carrier_buffer
+    from lens_contrib.nccl.messages import PACK_LIMIT_BYTES
     from lens_contrib.nccl.p2p import batch_isend_irecv, irecv, isend, recv, send
     from lens_contrib.nccl.transports import BufferTransport, PackedTransport, PairedTransport
     from lens_contrib.nccl.works import CarrierWork

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from lens_contrib.torch_distributed.frames import arrived_frame, in_turn
-from lens_contrib.torch_distributed.groups import GroupFacts, group_facts
+from lens_contrib.torch_distributed.frames import Turns
+from lens_contrib.torch_distributed.groups import GroupFacts, group_facts, require_alive
 from lens_core.errors import MessageError, MissingExtraError, PeerRankError
-from lens_core.frame import BytesLike
 
 try:
     import torch
@@ -25,8 +24,8 @@ class Outlet:
     """The sending end of a channel.
 
     Attributes:
-        peer: Global rank of the receiver.
         rank: This process's global rank.
+        peer: Global rank of the receiver.
         numbers: The next frame's sequence number, from 0.
     """
 
@@ -42,45 +41,45 @@ class Inlet:
     """The receiving end of a channel.
 
     A receive takes its turn when it is posted, since that is when messages are matched, and reads
-    its frame when it is waited for. After a frame out of turn, the count follows the sender's.
+    its frame when it is waited for.
 
     Attributes:
-        peer: Global rank of the sender.
         rank: This process's global rank.
+        peer: Global rank of the sender.
         turns: The next receive's turn, from 0.
     """
 
-    __slots__ = ("_ahead", "peer", "rank", "turns")
+    __slots__ = ("_reader", "peer", "rank", "turns")
 
     def __init__(self, rank: int, peer: int) -> None:
         self.rank = rank
         self.peer = peer
         self.turns: Iterator[int] = itertools.count()
-        self._ahead = 0
+        self._reader = Turns(self._where)
 
-    def read(self, data: bytes | BytesLike, turn: int) -> dict[str, str] | None:
+    def read(self, raw: bytes, turn: int) -> dict[str, str] | None:
         """The carrier in a frame that arrived in this turn; ``None`` where there is none."""
-        frame = arrived_frame(data, self._where)
-        if frame is None:
-            return None
-        expected = turn + self._ahead
-        if not in_turn(frame, expected, self._where):
-            self._ahead += frame.sequence - expected
-            return None
-        return dict(frame.carrier) or None
+        return self._reader.read(raw, self._reader.due(turn))
 
     def _where(self) -> str:
         return f"rank {self.rank} receiving from rank {self.peer}"
 
 
+#: What a caller names a channel by: global rank, rank within the group, tag, device type.
+_Call = tuple[int | None, int | None, int, str]
+
+
 class _GroupChannels:
-    """The channels of one group, by peer and tag."""
+    """The channels of one group: by what they are, and by how calls name them."""
 
-    __slots__ = ("inlets", "outlets")
+    __slots__ = ("facts", "inlets", "inlets_by_call", "outlets", "outlets_by_call")
 
-    def __init__(self) -> None:
+    def __init__(self, facts: GroupFacts) -> None:
+        self.facts = facts
         self.outlets: dict[tuple[int, int], Outlet] = {}
         self.inlets: dict[tuple[int, int], Inlet] = {}
+        self.outlets_by_call: dict[_Call, Outlet] = {}
+        self.inlets_by_call: dict[_Call, Inlet] = {}
 
 
 _channels: Final[WeakKeyDictionary[dist.ProcessGroup, _GroupChannels]] = WeakKeyDictionary()
@@ -100,11 +99,16 @@ def outlet_to(
         PeerRankError: If the peer is not in the group, or is given twice or not at all.
         MessageError: If the group does not move tensors of this device.
     """
-    facts = group_facts(group)
-    rank = _peer_rank(facts, peer, group_peer, "dst")
-    key = (rank, _match_tag(facts, tag, tensor))
-    outlets = _of(group).outlets
-    return outlets.get(key) or outlets.setdefault(key, Outlet(facts.rank, rank))
+    channels = _of(group)
+    call = (peer, group_peer, tag, tensor.device.type)
+    known = channels.outlets_by_call.get(call)
+    if known is None:
+        facts = channels.facts
+        rank = _peer_rank(facts, peer, group_peer, "dst")
+        key = (rank, _match_tag(facts, tag, tensor))
+        known = channels.outlets.setdefault(key, Outlet(facts.rank, rank))
+        channels.outlets_by_call[call] = known
+    return known
 
 
 def inlet_from(
@@ -121,16 +125,24 @@ def inlet_from(
         PeerRankError: If the peer is not in the group, or is given twice or not at all.
         MessageError: If the group does not move tensors of this device.
     """
-    facts = group_facts(group)
-    rank = _peer_rank(facts, peer, group_peer, "src")
-    key = (rank, _match_tag(facts, tag, tensor))
-    inlets = _of(group).inlets
-    return inlets.get(key) or inlets.setdefault(key, Inlet(facts.rank, rank))
+    channels = _of(group)
+    call = (peer, group_peer, tag, tensor.device.type)
+    known = channels.inlets_by_call.get(call)
+    if known is None:
+        facts = channels.facts
+        rank = _peer_rank(facts, peer, group_peer, "src")
+        key = (rank, _match_tag(facts, tag, tensor))
+        known = channels.inlets.setdefault(key, Inlet(facts.rank, rank))
+        channels.inlets_by_call[call] = known
+    return known
 
 
 def _of(group: dist.ProcessGroup) -> _GroupChannels:
     channels = _channels.get(group)
-    return channels if channels is not None else _channels.setdefault(group, _GroupChannels())
+    if channels is None:
+        return _channels.setdefault(group, _GroupChannels(group_facts(group)))
+    require_alive(group, channels.facts.rank)
+    return channels
 
 
 def _match_tag(facts: GroupFacts, tag: int, tensor: torch.Tensor) -> int:
@@ -159,7 +171,7 @@ def _peer_rank(facts: GroupFacts, peer: int | None, group_peer: int | None, name
             f"give {name}, or group_{name}; receiving from any source is not supported, since the "
             "frame of a paired message must come from the same rank",
         )
-    members = list(facts.group_ranks)
+    members = facts.members
     if group_peer is not None and group_peer in range(len(members)):
         return members[group_peer]
     raise PeerRankError(

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lens_contrib.nccl.channels import Outlet, inlet_from, outlet_to
-from lens_contrib.nccl.messages import Mode, check_message, choose_mode, payload_bytes, slack_of
-from lens_contrib.nccl.works import CarrierWork, Landing
-from lens_contrib.torch_distributed.frames import outgoing_frame
+from lens_contrib.nccl.buffers import slack_of
+from lens_contrib.nccl.channels import inlet_from, outlet_to
+from lens_contrib.nccl.messages import Mode, check_message, choose_mode
+from lens_contrib.nccl.works import CarrierWork, Landing, Parcel
 from lens_contrib.torch_distributed.groups import member_group
-from lens_contrib.torch_distributed.tensors import frame_tensor, host_buffer
 from lens_core.errors import MissingExtraError, PeerRankError
-from lens_core.frame import P2P_CAPACITY
 
 try:
     import torch
@@ -66,13 +64,14 @@ def send(
     outlet = outlet_to(member, dst, group_dst, tag, tensor)
     if outlet.peer == outlet.rank:
         raise PeerRankError(outlet.rank, outlet.peer, "a blocking send to itself never returns")
-    wire = _outgoing(tensor, mode, outlet)
-    if len(wire) == 1:
-        dist.send(wire[0], outlet.peer, member, tag)
-        return
-    works = _posted(dist.isend(part, outlet.peer, member, tag) for part in wire)
-    for work in works:
-        work.wait()
+    parcel = Parcel(tensor, mode, outlet)
+    if len(parcel.wire) == 1:
+        dist.send(parcel.wire[0], outlet.peer, member, tag)
+    else:
+        works = _posted(dist.isend(part, outlet.peer, member, tag) for part in parcel.wire)
+        for work in works:
+            work.wait()
+    parcel.arrive()
 
 
 def recv(
@@ -123,7 +122,7 @@ def recv(
         for work in works:
             work.wait()
     landing.arrive()
-    return landing.read()
+    return landing.carrier()
 
 
 def isend(
@@ -148,9 +147,9 @@ def isend(
         dist.isend(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
         return None
     outlet = outlet_to(member, dst, group_dst, tag, tensor)
-    wire = _outgoing(tensor, mode, outlet)
-    works = _posted(dist.isend(part, outlet.peer, member, tag) for part in wire)
-    return CarrierWork(works, (tensor, *wire))
+    parcel = Parcel(tensor, mode, outlet)
+    works = _posted(dist.isend(part, outlet.peer, member, tag) for part in parcel.wire)
+    return CarrierWork(works, parcel)
 
 
 def irecv(
@@ -177,7 +176,7 @@ def irecv(
     inlet = inlet_from(member, src, group_src, tag, tensor)
     landing = Landing(tensor, mode, inlet)
     works = _posted(dist.irecv(part, inlet.peer, member, tag) for part in landing.wire)
-    return CarrierWork(works, (tensor, *landing.wire), landing)
+    return CarrierWork(works, landing)
 
 
 def batch_isend_irecv(
@@ -203,55 +202,33 @@ def batch_isend_irecv(
         ProcessGroupError: If the group is destroyed.
         ValueError: Whatever torch raises for a malformed batch.
     """
-    parts: list[tuple[tuple[torch.Tensor, ...], Landing | None]] = []
-    wire_ops: list[dist.P2POp] = []
     for op in p2p_op_list:
         # All are checked before the first takes its turn: a refused batch leaves no gap.
-        check_message(op.tensor)
-        if choose_mode(op.tensor, mode) == "buffer":
+        if mode == "buffer":
             slack_of(op.tensor)
+        else:
+            check_message(op.tensor)
+            choose_mode(op.tensor, mode)
+    messages: list[Parcel | Landing] = []
+    wire_ops: list[dist.P2POp] = []
     for op in p2p_op_list:
-        landing = None
+        message: Parcel | Landing
         if op.op is dist.irecv:
             inlet = inlet_from(op.group, op.peer, None, op.tag, op.tensor)
-            landing = Landing(op.tensor, mode, inlet)
-            wire = landing.wire
+            message = Landing(op.tensor, mode, inlet)
         else:
-            wire = _outgoing(op.tensor, mode, outlet_to(op.group, op.peer, None, op.tag, op.tensor))
-        parts.append(((op.tensor, *wire), landing))
-        wire_ops.extend(dist.P2POp(op.op, part, op.peer, op.group, op.tag) for part in wire)
+            outlet = outlet_to(op.group, op.peer, None, op.tag, op.tensor)
+            message = Parcel(op.tensor, mode, outlet)
+        messages.append(message)
+        wire_ops.extend(dist.P2POp(op.op, part, op.peer, op.group, op.tag) for part in message.wire)
     works = dist.batch_isend_irecv(wire_ops)
     if len(works) != len(wire_ops):
         # The back end joined the operations (NCCL): what it returned is the work of each of them.
-        return [CarrierWork(works, kept, landing) for kept, landing in parts]
+        return [CarrierWork(works, message) for message in messages]
     own = iter(works)
-    return [CarrierWork([next(own) for _ in kept[1:]], kept, landing) for kept, landing in parts]
+    return [CarrierWork([next(own) for _ in message.wire], message) for message in messages]
 
 
 def _posted(works: Iterable[dist.Work | None]) -> list[dist.Work]:
     """Start the operations; torch returns no work only on a rank that is not in the group."""
     return [work for work in works if work is not None]
-
-
-def _outgoing(tensor: torch.Tensor, mode: Mode, outlet: Outlet) -> tuple[torch.Tensor, ...]:
-    """What goes over the wire, in order; sizes depend on tensor and mode alone."""
-    check_message(tensor)
-    mode = choose_mode(tensor, mode)
-    slack = slack_of(tensor) if mode == "buffer" else None
-    frame = outgoing_frame(capacity=P2P_CAPACITY, sequence=next(outlet.numbers))
-    if slack is not None:
-        if slack.view is not None:
-            slack.view[:] = frame
-        else:
-            slack.frame.copy_(frame_tensor(frame, tensor.device))
-        return (slack.wire,)
-    if mode == "paired":
-        return (tensor, frame_tensor(frame, tensor.device))
-    payload = payload_bytes(tensor)
-    if tensor.device.type != "cpu":
-        return (torch.cat((payload, frame_tensor(frame, tensor.device))),)
-    size = tensor.nbytes
-    packed, view = host_buffer(size + P2P_CAPACITY)
-    packed[:size].copy_(payload)
-    view[size:] = frame
-    return (packed,)

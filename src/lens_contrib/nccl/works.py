@@ -1,13 +1,15 @@
-"""What a receive has to do once its bytes are there, and what the asynchronous calls return."""
+"""One message on its way, out or in, and the work that the asynchronous calls return."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
 
-from lens_contrib.nccl.channels import Inlet
-from lens_contrib.nccl.messages import Mode, check_message, choose_mode, payload_bytes, slack_of
-from lens_contrib.torch_distributed.tensors import host_buffer, tensor_bytes
+from lens_contrib.nccl.buffers import slack_of
+from lens_contrib.nccl.channels import Inlet, Outlet
+from lens_contrib.nccl.messages import Mode, check_message, choose_mode
+from lens_contrib.nccl.rooms import Room, room_for
+from lens_contrib.torch_distributed.frames import outgoing_frame
 from lens_core.errors import MissingExtraError
 from lens_core.frame import P2P_CAPACITY
 
@@ -17,72 +19,81 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["CarrierWork", "Landing"]
+__all__ = ["CarrierWork", "Landing", "Parcel"]
 
-_ZEROS = bytes(P2P_CAPACITY)
+
+class Parcel:
+    """A message that leaves, with the trace context of this moment.
+
+    Attributes:
+        wire: The tensors to send, in order; sizes depend on tensor and mode alone.
+    """
+
+    __slots__ = ("_room", "wire")
+
+    def __init__(self, tensor: torch.Tensor, mode: Mode, outlet: Outlet) -> None:
+        if mode == "buffer":
+            room: Room = slack_of(tensor)
+            self.wire: tuple[torch.Tensor, ...] = (room.wire,)
+        else:
+            check_message(tensor)
+            packed = choose_mode(tensor, mode) == "packed"
+            room = room_for(tensor, tensor.nbytes if packed else 0)
+            if packed:
+                room.pack(tensor)
+            self.wire = (room.wire,) if packed else (tensor, room.wire)
+        room.write(outgoing_frame(P2P_CAPACITY, next(outlet.numbers)))
+        self._room = room
+
+    def arrive(self) -> None:
+        """To be called once the operations are waited for."""
+        self._room.give_back()
+
+    def carrier(self) -> None:
+        """A message that leaves has none to read."""
 
 
 class Landing:
-    """One receive: where its bytes arrive, and what then becomes of them.
+    """A message that arrives.
 
     Attributes:
         wire: The tensors to receive into, in order; sizes depend on tensor and mode alone.
     """
 
-    __slots__ = ("_copy", "_frame", "_inlet", "_read", "_turn", "_view", "carrier", "wire")
+    __slots__ = ("_carrier", "_inlet", "_packed", "_room", "_tensor", "_turn", "_unread", "wire")
 
     def __init__(self, tensor: torch.Tensor, mode: Mode, inlet: Inlet) -> None:
-        check_message(tensor)
-        mode = choose_mode(tensor, mode)
-        on_host = tensor.device.type == "cpu"
-        self._copy: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._view: memoryview | None = None
         if mode == "buffer":
-            slack = slack_of(tensor)
-            self._frame, self._view = slack.frame, slack.view
-            self.wire: tuple[torch.Tensor, ...] = (slack.wire,)
-            # The last message's frame is still there, and a peer that sends none would revive it.
-            if slack.view is not None:
-                slack.view[:] = _ZEROS
-            else:
-                slack.frame.zero_()
-        elif mode == "paired":
-            if on_host:
-                self._frame, self._view = host_buffer(P2P_CAPACITY)
-            else:
-                self._frame = _zeros(P2P_CAPACITY, tensor.device)
-            self.wire = (tensor, self._frame)
+            self._room: Room = slack_of(tensor)
+            self._packed = False
+            self.wire: tuple[torch.Tensor, ...] = (self._room.wire,)
         else:
-            size = tensor.nbytes
-            if on_host:
-                packed, view = host_buffer(size + P2P_CAPACITY)
-                self._view = view[size:]
-            else:
-                packed = _zeros(size + P2P_CAPACITY, tensor.device)
-            self._frame = packed[size:]
-            self._copy = (payload_bytes(tensor), packed[:size])
-            self.wire = (packed,)
+            check_message(tensor)
+            self._packed = choose_mode(tensor, mode) == "packed"
+            self._room = room_for(tensor, tensor.nbytes if self._packed else 0)
+            self.wire = (self._room.wire,) if self._packed else (tensor, self._room.wire)
+        # The last message's frame may still be there, and a peer that sends none would revive it.
+        self._room.clear()
+        self._tensor = tensor
         self._inlet = inlet
         self._turn = next(inlet.turns)
-        self._read = False
-        self.carrier: dict[str, str] | None = None
+        self._carrier: dict[str, str] | None = None
+        self._unread = True
 
     def arrive(self) -> None:
         """Unpack; to be called once the bytes are there, or on a device are ordered to be."""
-        if self._copy is not None:
-            target, source = self._copy
-            target.copy_(source)
-            self._copy = None
-        if self._view is not None:
-            self.read()
+        if self._packed:
+            self._room.unpack(self._tensor)
+        if self._room.on_host:
+            self.carrier()
+            self._room.give_back()
 
-    def read(self) -> dict[str, str] | None:
-        """The carrier; the first time, on a device, this waits for the current stream."""
-        if not self._read:
-            self._read = True
-            data = bytes(self._view) if self._view is not None else tensor_bytes(self._frame)
-            self.carrier = self._inlet.read(data, self._turn)
-        return self.carrier
+    def carrier(self) -> dict[str, str] | None:
+        """The carrier; on a device, the first time waits for the current stream."""
+        if self._unread:
+            self._unread = False
+            self._carrier = self._inlet.read(self._room.read(), self._turn)
+        return self._carrier
 
 
 class CarrierWork:
@@ -93,17 +104,11 @@ class CarrierWork:
     ranks out of step. It keeps the tensor and the frame alive.
     """
 
-    __slots__ = ("_kept", "_landing", "_waited", "_works")
+    __slots__ = ("_message", "_waited", "_works")
 
-    def __init__(
-        self,
-        works: Sequence[dist.Work],
-        kept: Sequence[torch.Tensor],
-        landing: Landing | None = None,
-    ) -> None:
+    def __init__(self, works: Sequence[dist.Work], message: Parcel | Landing) -> None:
         self._works = tuple(works)
-        self._kept = tuple(kept)
-        self._landing = landing
+        self._message = message
         self._waited = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -126,8 +131,7 @@ class CarrierWork:
                 work.wait(timeout)
         if not self._waited:
             self._waited = True
-            if self._landing is not None:
-                self._landing.arrive()
+            self._message.arrive()
         return True
 
     def is_completed(self) -> bool:
@@ -143,10 +147,4 @@ class CarrierWork:
 
         On a device the first access waits for the current stream, to read the frame.
         """
-        if self._landing is None or not self._waited:
-            return None
-        return self._landing.read()
-
-
-def _zeros(size: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.uint8, device=device)
+        return self._message.carrier() if self._waited else None

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from lens_contrib.torch_distributed.frames import arrived_frame, in_turn, outgoing_frame
+from lens_contrib.torch_distributed.frames import MAX_SEQUENCE, Turns, outgoing_frame
 from lens_contrib.torch_distributed.groups import (
     GroupFacts,
+    current_device,
     group_facts,
     member_group,
-    source_of,
+    require_alive,
 )
 from lens_contrib.torch_distributed.tensors import frame_tensor, host_buffer, tensor_bytes
-from lens_core.errors import MissingExtraError, ProcessGroupError
-from lens_core.frame import BROADCAST_CAPACITY, FrameFlags
+from lens_core.errors import MissingExtraError, ProcessGroupError, SourceRankError
+from lens_core.frame import BROADCAST_CAPACITY
 from lens_core.incidents import incidents
 
 try:
@@ -26,19 +27,6 @@ except ImportError as error:
 __all__ = ["broadcast_trace_context"]
 
 _ZEROS: Final = bytes(BROADCAST_CAPACITY)
-
-
-class _Channel:
-    """What is kept for one group between calls: the buffer, and how many calls were made."""
-
-    __slots__ = ("buffer", "calls", "view")
-
-    def __init__(self) -> None:
-        self.buffer, self.view = host_buffer(BROADCAST_CAPACITY)
-        self.calls = 0
-
-
-_channels: Final[WeakKeyDictionary[dist.ProcessGroup, _Channel]] = WeakKeyDictionary()
 
 
 def broadcast_trace_context(
@@ -73,7 +61,7 @@ def broadcast_trace_context(
         group: Process group; the default one if not given.
         group_src: Rank of the source within ``group``, in place of ``src_rank``.
         step: Number that all ranks agree on and that is new in every call, such as the training
-            step, from 0 to 2**64 - 1. Where a rank skipped a call, the frames that reach it from
+            step. Where a rank skipped a call, the frames that reach it from
             then on belong to an earlier step; with ``step`` this is noticed, reported, and the
             context dropped. Without it calls are counted, which finds messages of others that took
             a frame's place, but not a skipped call: a skipped broadcast is delivered to the next
@@ -98,75 +86,108 @@ def broadcast_trace_context(
     member = member_group(group)
     if member is None:
         return None
-    facts = group_facts(member)
-    source = source_of(facts, src_rank, group_src)
-    if rank is not None and rank not in (facts.rank, facts.group_ranks[facts.rank]):
-        raise ProcessGroupError(facts.rank, f"was called with rank={rank}; pass its own rank")
     channel = _channels.get(member)
     if channel is None:
-        channel = _channels[member] = _Channel()
-    expected = channel.calls if step is None else step
-    device = facts.frame_device()
-    if facts.rank == source:
-        data = outgoing_frame(capacity=BROADCAST_CAPACITY, sequence=expected, span_required=True)
-        _send(channel, data, device, source, member)
+        channel = _channels[member] = _Channel(group_facts(member))
     else:
-        data = _receive(channel, device, source, member)
-    # Counted once the collective has returned, on every rank alike.
-    channel.calls += 1
-    where = _Where(facts, source)
-    frame = arrived_frame(data, where)
-    if frame is None:
-        return None
-    if facts.rank == source:
-        if frame.flags & FrameFlags.NO_CONTEXT:
+        require_alive(member, channel.facts.rank)
+    if rank is not None and rank != channel.facts.rank:
+        channel.require_own_rank(rank)
+    source = channel.source(src_rank, group_src)
+    return channel.broadcast(member, source, step)
+
+
+class _Channel:
+    """One group's broadcasts: the buffer, and how many there were."""
+
+    __slots__ = (
+        "_buffer",
+        "_calls",
+        "_device_type",
+        "_source",
+        "_turns",
+        "_view",
+        "facts",
+    )
+
+    def __init__(self, facts: GroupFacts) -> None:
+        self.facts = facts
+        self._device_type = facts.frame_device_type()
+        self._buffer, self._view = host_buffer(BROADCAST_CAPACITY)
+        self._calls = 0
+        self._source = 0
+        self._turns = Turns(self._where)
+
+    def source(self, src_rank: int, group_src: int | None) -> int:
+        """The source's global rank, checked."""
+        if group_src is None:
+            if src_rank in self.facts.group_ranks:
+                return src_rank
+            raise SourceRankError(
+                src_rank,
+                f"rank {self.facts.rank} asks in a group of the global ranks {self.facts.members}; "
+                "name one of them, or use group_src",
+            )
+        if src_rank != 0:
+            raise SourceRankError(src_rank, f"group_src={group_src} is given too; give one of them")
+        if group_src not in range(len(self.facts.group_ranks)):
+            raise SourceRankError(
+                group_src,
+                f"rank {self.facts.rank} asks in a group of {len(self.facts.group_ranks)} ranks; "
+                "group_src counts within the group, from 0",
+            )
+        return self.facts.members[group_src]
+
+    def require_own_rank(self, rank: int) -> None:
+        """Refuse a rank that is neither the global rank nor that within the group."""
+        if rank != self.facts.group_ranks[self.facts.rank]:
+            raise ProcessGroupError(
+                self.facts.rank, f"was called with rank={rank}; pass this process's own rank"
+            )
+
+    def broadcast(
+        self, group: dist.ProcessGroup, source: int, step: int | None
+    ) -> dict[str, str] | None:
+        """Send or receive one frame."""
+        due = self._turns.due(self._calls) if step is None else step & MAX_SEQUENCE
+        self._source = source
+        if source == self.facts.rank:
+            raw = outgoing_frame(BROADCAST_CAPACITY, due, span_required=True)
+            self._send(raw, source, group)
+        else:
+            raw = self._receive(source, group)
+        # Counted once the collective has returned, on every rank alike.
+        self._calls += 1
+        carrier = self._turns.read(raw, due, follow=step is None)
+        if carrier is None and source == self.facts.rank:
             incidents.record(
                 "broadcast.no_span",
-                f"rank {source} is the source of broadcast_trace_context and has no span",
-                todo="Call it inside a span on the source, so that there is a context to share.",
+                f"rank {source} is the source of broadcast_trace_context and has no span to share",
+                todo="Call it inside a span on the source rank.",
             )
-    elif not in_turn(frame, expected, where):
-        if step is None:
-            channel.calls = frame.sequence + 1
-        return None
-    return dict(frame.carrier) or None
+        return carrier
+
+    def _send(self, raw: bytes, source: int, group: dist.ProcessGroup) -> None:
+        if self._device_type == "cpu":
+            self._view[:] = raw
+            dist.broadcast(self._buffer, source, group)
+        else:
+            device = current_device(self._device_type)
+            dist.broadcast(frame_tensor(raw, device), source, group)
+
+    def _receive(self, source: int, group: dist.ProcessGroup) -> bytes:
+        if self._device_type == "cpu":
+            # A shorter message of somebody else would leave the end of the last frame in place.
+            self._view[:] = _ZEROS
+            dist.broadcast(self._buffer, source, group)
+            return bytes(self._view)
+        device = current_device(self._device_type)
+        buffer = torch.zeros(BROADCAST_CAPACITY, dtype=torch.uint8, device=device)
+        dist.broadcast(buffer, source, group)
+        return tensor_bytes(buffer)
+
+    def _where(self) -> str:
+        return f"broadcast from rank {self._source} to rank {self.facts.rank}"
 
 
-class _Where:
-    """Names the channel, if it ever has to be named."""
-
-    __slots__ = ("_facts", "_source")
-
-    def __init__(self, facts: GroupFacts, source: int) -> None:
-        self._facts = facts
-        self._source = source
-
-    def __call__(self) -> str:
-        return f"broadcast from rank {self._source} to rank {self._facts.rank}"
-
-
-def _send(
-    channel: _Channel,
-    frame: bytes,
-    device: torch.device,
-    source: int,
-    group: dist.ProcessGroup,
-) -> None:
-    if device.type == "cpu":
-        channel.view[:] = frame
-        dist.broadcast(channel.buffer, source, group=group)
-        return
-    dist.broadcast(frame_tensor(frame, device), source, group=group)
-
-
-def _receive(
-    channel: _Channel, device: torch.device, source: int, group: dist.ProcessGroup
-) -> bytes:
-    if device.type == "cpu":
-        # A shorter message of somebody else would leave the end of the last frame in place.
-        channel.view[:] = _ZEROS
-        dist.broadcast(channel.buffer, source, group=group)
-        return bytes(channel.view)
-    buffer = torch.zeros(BROADCAST_CAPACITY, dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, source, group=group)
-    return tensor_bytes(buffer)
+_channels: Final[WeakKeyDictionary[dist.ProcessGroup, _Channel]] = WeakKeyDictionary()

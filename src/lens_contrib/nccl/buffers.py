@@ -1,0 +1,136 @@
+"""Tensors with room for a frame behind them, for sends and receives that copy nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+from lens_contrib.torch_distributed.tensors import frame_tensor, tensor_bytes
+from lens_core.errors import MessageError, MissingExtraError
+from lens_core.frame import P2P_CAPACITY
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error
+
+__all__ = ["Slack", "carrier_buffer", "slack_of"]
+
+_NO_FRAME: Final = bytes(P2P_CAPACITY)
+
+
+class Slack:
+    """The memory behind a tensor of :func:`carrier_buffer`: a room whose bytes are the tensor's.
+
+    Attributes:
+        wire: ``uint8``: the tensor's bytes and the frame, what is sent and received.
+        frame: ``uint8[256]``: the frame's part of ``wire``.
+    """
+
+    __slots__ = ("_shape", "_start", "_tensor", "_view", "frame", "wire")
+
+    def __init__(self, wire: torch.Tensor, tensor: torch.Tensor) -> None:
+        self.wire = wire
+        self.frame = wire[-P2P_CAPACITY:]
+        self._view: memoryview | None = None
+        if wire.is_cpu:
+            memory = (ctypes.c_ubyte * P2P_CAPACITY).from_address(self.frame.data_ptr())
+            self._view = memoryview(memory).cast("B")
+        self._start = wire.data_ptr()
+        self._shape = tensor.shape
+        # Weak: the tensor's life is the user's; with it goes this entry.
+        key = id(tensor)
+        self._tensor = weakref.ref(tensor, lambda _: _slacks.pop(key, None))
+
+    @property
+    def on_host(self) -> bool:
+        """Whether Python reads the frame in place."""
+        return self._view is not None
+
+    def belongs_to(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is still the one that was allocated, on the same memory."""
+        return (
+            self._tensor() is tensor
+            and tensor.data_ptr() == self._start
+            and tensor.shape == self._shape
+        )
+
+    def write(self, frame: bytes) -> None:
+        """Put a frame there; never waits for a device."""
+        if self._view is not None:
+            self._view[:] = frame
+        else:
+            self.frame.copy_(frame_tensor(frame, self.frame.device))
+
+    def clear(self) -> None:
+        """Make it hold no frame."""
+        if self._view is not None:
+            self._view[:] = _NO_FRAME
+        else:
+            self.frame.zero_()
+
+    def read(self) -> bytes:
+        """The frame's bytes; on a device this waits for the current stream."""
+        return bytes(self._view) if self._view is not None else tensor_bytes(self.frame)
+
+    def pack(self, tensor: torch.Tensor) -> None:
+        """Nothing to do: the tensor's bytes are there."""
+
+    def unpack(self, tensor: torch.Tensor) -> None:
+        """Nothing to do: the bytes are the tensor's."""
+
+    def give_back(self) -> None:
+        """Nothing to do: the memory is the user's."""
+
+
+#: By ``id`` of the tensor: tensors compare element by element, so they cannot be keys.
+_slacks: Final[dict[int, Slack]] = {}
+
+
+def carrier_buffer(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """An uninitialized tensor with room for a frame behind it, for ``mode="buffer"``.
+
+    Sending and receiving it copies nothing. It is a leaf like any other (``requires_grad_`` works);
+    ``torch.save`` stores the 256 bytes behind it too. What has room is this tensor object, not
+    its views or copies: fill it in place (``copy_``, ``out=``), and pass the object itself.
+
+    Args:
+        shape: Shape of the tensor.
+        dtype: Any dtype that torch can view as bytes.
+        device: Where it is allocated.
+
+    Raises:
+        MessageError: If tensors of this dtype cannot be viewed as bytes.
+    """
+    size = torch.Size(shape)
+    try:
+        payload = size.numel() * torch.empty(0, dtype=dtype).element_size()
+        wire = torch.empty(payload + P2P_CAPACITY, dtype=torch.uint8, device=device)
+        tensor = wire[:payload].view(dtype).view(size)
+    except (RuntimeError, NotImplementedError) as error:
+        raise MessageError(f"no carrier_buffer of {dtype}: {error}") from None
+    wire[payload:].zero_()
+    _slacks[id(tensor)] = Slack(wire, tensor)
+    return tensor
+
+
+def slack_of(tensor: torch.Tensor) -> Slack:
+    """The memory behind a tensor of :func:`carrier_buffer`.
+
+    Raises:
+        MessageError: If the tensor is not one, or was moved to other memory since.
+    """
+    slack = _slacks.get(id(tensor))
+    if slack is None or not slack.belongs_to(tensor):
+        raise MessageError(
+            'mode="buffer" needs the very tensor that carrier_buffer() returned, not a view or a '
+            "copy of it and not after .data or set_() moved it; copy_() into it, or use another "
+            "mode on both sides"
+        )
+    return slack
