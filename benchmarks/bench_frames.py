@@ -7,7 +7,14 @@ import time
 
 from benchmarks.ratios import Report, interleave
 from lens_core.errors import FrameError
-from lens_core.frame import BROADCAST_CAPACITY, P2P_CAPACITY, decode_frame, encode_frame
+from lens_core.frame import (
+    BROADCAST_CAPACITY,
+    P2P_CAPACITY,
+    decode_frame,
+    decode_ids,
+    encode_frame,
+    encode_ids,
+)
 from lens_core.testing import damage_bytes
 from lens_core.testing.carriers import FULL, NON_ASCII, carrier_for
 
@@ -29,7 +36,9 @@ def _cost(report: Report) -> None:
             "encode 256 B, traceparent": lambda: encode_frame(plain, capacity=P2P_CAPACITY),
             "encode 256 B, no context": lambda: encode_frame({}, capacity=P2P_CAPACITY),
             "encode 1024 B, all headers": lambda: encode_frame(FULL, capacity=BROADCAST_CAPACITY),
+            "encode 256 B, ids alone": lambda: encode_ids(1, 1, 1, capacity=P2P_CAPACITY),
             "decode 256 B, traceparent": lambda: decode_frame(raw),
+            "decode 256 B, ids alone": lambda: decode_ids(raw),
             "decode 1024 B, all headers": lambda: decode_frame(full),
         },
         rounds=50,
@@ -52,6 +61,7 @@ def _corruptions(report: Report) -> None:
     accepted = 0
     for number in range(CORRUPTIONS):
         damaged = damage_bytes(rng.choice(frames), rng)
+        accepted += decode_ids(damaged) is not None
         try:
             accepted += decode_frame(damaged) is not None
         except FrameError:

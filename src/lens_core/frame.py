@@ -173,7 +173,7 @@ def encode_ids(
 ) -> bytes:
     """What :func:`encode_frame` gives for a carrier of a ``traceparent`` alone, made faster.
 
-    For the path of every message: ``benchmarks/bench_frame.py`` measures both.
+    For the path of every message: ``benchmarks/bench_frames.py`` measures both.
 
     Args:
         trace_id: Trace id, not zero.
