@@ -16,7 +16,7 @@ def read_spans(directory):
     spans = []
     for path in directory.glob("*.jsonl"):
         for line in path.read_text().splitlines():
-            for resource_spans in json.loads(line)["resourceSpans"]:
+            for resource_spans in json.loads(line).get("resourceSpans", ()):
                 resource = {a["key"]: a["value"] for a in resource_spans["resource"]["attributes"]}
                 for scope_spans in resource_spans["scopeSpans"]:
                     spans += [(span, resource) for span in scope_spans["spans"]]

@@ -24,12 +24,14 @@ class ControlThread:
         self.ticks = list(ticks)
         self._tick_s = tick_s
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._run, name="lens-control", daemon=True
-        )
-        self._thread.start()
+        self._thread: threading.Thread | None = None
         fork = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (method := fork()) and method())
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="lens-control", daemon=True)
+        self._thread.start()
 
     def run(self, action: Callable[[], None], timeout_s: float) -> bool:
         """Run an action there and wait for it; whether it was done in time.

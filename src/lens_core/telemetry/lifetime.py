@@ -93,6 +93,7 @@ class Lifetime:
             release: Undoes what the set-up did to the process: providers, groups, log handlers.
         """
         self._release = release
+        self.control.start()
         self._guard.install()
         sys.excepthook = self._hook
         atexit.register(self._at_exit)
@@ -108,10 +109,6 @@ class Lifetime:
         self._guard.install()
         if self._meters.reader is not None:
             self._meters.reader.start()
-
-    def abandon(self) -> None:
-        """Undo the constructor, in a set-up that failed."""
-        self.control.stop()
 
     def flush(self, timeout_s: float) -> None:
         """Send what is queued, within a deadline."""

@@ -88,7 +88,8 @@ def install(request: Request) -> TelemetryHandle:
         journal = open_journal(plan) if wanted else None
         kept = None if journal is None else journal.exported
         if journal is not None:
-            undo.callback(journal.shutdown)
+            # Only where set-up fails: otherwise the pipeline shuts it down, after the last span.
+            undo.push(lambda kind, *_: journal.shutdown() if kind is not None else None)
         traces = build_traces(
             build_deliveries(SPANS, destinations, given=given, kept=kept) if wanted else (),
             # First: a span must be known as ended before it can be known as exported.
