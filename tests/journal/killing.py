@@ -1,6 +1,7 @@
 """Kills the stress program and compares what is left of it with what it really did."""
 
 import collections
+import contextlib
 import os
 import signal
 import subprocess
@@ -67,9 +68,11 @@ def start_stress(directory, *, threads=2, death="wait", after_s=0.0, limit=None,
     return process
 
 
-def kill_one(directory, death, after_s, *, threads=2, **env):
+def kill_one(directory, death, after_s, *, threads=2, prefix=(), **env):
     """Start the program, end it in this way, recover it, and check that nothing is lost."""
-    process = start_stress(directory, threads=threads, death=death, after_s=after_s, **env)
+    process = start_stress(
+        directory, threads=threads, death=death, after_s=after_s, prefix=prefix, **env
+    )
     try:
         if death == "exec":
             wait_for(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
@@ -83,6 +86,31 @@ def kill_one(directory, death, after_s, *, threads=2, **env):
         process.wait()
 
 
+@contextlib.contextmanager
+def memory_cgroup(limit_bytes):
+    """A new cgroup with a limit, as the words to start a program in it with; ``None`` if that
+    cannot be had here."""
+    for root, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        group = root / f"lens-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(limit_bytes))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        try:
+            yield ("/bin/sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+        finally:
+            wait_for(lambda: not (group / "cgroup.procs").read_text().strip())
+            group.rmdir()
+        return
+    yield None
+
+
 def account_for(directory, exit_statuses=None):
     """Recover, and check all that is there against the truth."""
     run_directory = directory / "run"
@@ -91,7 +119,7 @@ def account_for(directory, exit_statuses=None):
         lambda meta: DirectorySink(run_directory),
         exit_statuses=exit_statuses or {},
     )
-    assert result.problems == [] and result.alive == [] and result.busy == []
+    assert (result.problems, result.alive, result.busy) == ([], [], [])
     (reason,) = result.processes.values()
     truth = read_truth(directory / "truth")
     run = read_run(run_directory)

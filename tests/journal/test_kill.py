@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.journal.killing import DEATHS, kill_one
+from tests.journal.killing import DEATHS, kill_one, memory_cgroup
 
 REASONS = {
     "SIGKILL": "sigkill",
@@ -29,3 +29,13 @@ def test_more_ended_spans_than_the_exporter_takes(tmp_path):
     env = {"OTEL_BSP_MAX_QUEUE_SIZE": "16", "OTEL_BSP_SCHEDULE_DELAY": "60000"}
     toll = kill_one(tmp_path, "SIGKILL", 2.5, **env)
     assert toll.recovered_ended > 9000, "the table holds fewer blocks: some were spilled"
+
+
+def test_killed_for_want_of_memory(tmp_path):
+    with memory_cgroup(256 << 20) as prefix:
+        if prefix is None:
+            pytest.skip("no memory cgroup can be made here")
+        toll = kill_one(tmp_path, "oom", 0.7, prefix=prefix)
+    assert toll.started > 100
+    assert toll.truncated > 0
+    assert toll.reason == "oom"
