@@ -23,6 +23,7 @@ __all__ = ["main"]
 #: Subcommand to ``(module, attribute)`` of its click command.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "demo": ("lens_contrib.demo.command", "demo"),
+    "doctor": ("lens_contrib.doctor", "doctor"),
 }
 
 

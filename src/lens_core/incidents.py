@@ -2,7 +2,7 @@
 
 Telemetry never raises into a training step, so a failure needs another way to be seen. Every
 such failure is an *incident* of a named kind. The first of a kind in a process is logged at
-WARNING; all are counted, and the counts can be read by a person (``lens doctor``), by a metric, or
+WARNING; all are counted, and the counts can be read by a person (on the spans), by a metric, or
 by a test.
 """
 

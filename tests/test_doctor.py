@@ -1,0 +1,83 @@
+"""``lens doctor`` names what stands in the way, and says what to do about it."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LENS = Path(sys.executable).with_name("lens")
+
+
+def doctor(**env):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("NEMO_", "OTEL_"))}
+    done = subprocess.run(
+        [LENS, "doctor"],
+        env={**environment, "COLUMNS": "200", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_sound_environment_is_sound(tmp_path):
+    status, text = doctor(
+        NEMO_LENS_ENABLED="1",
+        NEMO_LENS_EXPORTER="file",
+        NEMO_LENS_OUTPUT_DIR=str(tmp_path / "runs"),
+        NEMO_LENS_RUN_ID="mine",
+    )
+    assert status == 0
+    assert "problem" not in text
+    assert "mine (from" in text
+    assert f"runs go to {tmp_path}" in text
+    assert "carries contexts on decorated calls" in text
+    assert "back ends gloo" in text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_disabled_is_said_and_is_no_problem():
+    status, text = doctor()
+    assert status == 0
+    assert "NEMO_LENS_ENABLED=1 enables" in text
+    assert "each process would have another" in text
+
+
+def test_an_otlp_endpoint_that_answers_and_one_that_does_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        there = {
+            "NEMO_LENS_ENABLED": "1",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+        }
+        status, text = doctor(**there)
+        assert status == 0
+        assert "something answers there" in text
+    status, text = doctor(**there)
+    assert status == 1
+    assert "Connection refused; start the collector" in text
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ({"NEMO_LENS_ENABLED": "perhaps"}, "NEMO_LENS_ENABLED='perhaps' is not valid"),
+        ({"OTEL_PROPAGATORS": "nonesuch"}, "OTEL_PROPAGATORS='nonesuch' cannot be loaded"),
+        (
+            {
+                "NEMO_LENS_ENABLED": "1",
+                "NEMO_LENS_EXPORTER": "file",
+                "NEMO_LENS_OUTPUT_DIR": "/proc/nonesuch",
+            },
+            "/proc/nonesuch cannot be written",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(env, problem):
+    status, text = doctor(**env)
+    assert status == 1
+    assert problem in text
