@@ -8,10 +8,12 @@ stopped early) and ``SystemExit`` with status 0.
 
 from __future__ import annotations
 
+import traceback
 from typing import Final
 
 from opentelemetry.trace import Span, Status, StatusCode
 
+from lens_core.attributes import redact_text
 from lens_core.incidents import incidents
 from lens_core.semconv import ERROR_TYPE
 
@@ -36,9 +38,9 @@ def error_type(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of the exception's text, shortened; safe also where ``__str__`` raises."""
+    """The first line of the exception's text, shortened, secrets replaced; never raises."""
     try:
-        text = str(error)
+        text = redact_text(str(error))
     except Exception:  # noqa: BLE001 - a broken __str__ must not replace the user's exception
         text = "<str() of the exception failed>"
     line = next((part.strip() for part in text.splitlines() if part.strip()), "")
@@ -54,8 +56,12 @@ def record_error(span: Span, error: BaseException) -> None:
             return
         kind, line = error_type(error), one_line(error)
         try:
-            span.record_exception(error)
-        except Exception:  # noqa: BLE001 - the SDK calls str() on the exception, unguarded
+            text = redact_text("".join(traceback.format_exception(error)))
+            span.record_exception(
+                error,
+                {"exception.message": redact_text(str(error)), "exception.stacktrace": text},
+            )
+        except Exception:  # noqa: BLE001 - the exception's own str() may raise
             span.add_event("exception", {"exception.type": kind, "exception.message": line})
         span.set_attribute(ERROR_TYPE, kind)
         span.set_status(Status(StatusCode.ERROR, f"{kind}: {line}" if line else kind))

@@ -1,0 +1,95 @@
+"""Span groups: registry, specs, switching in a live process and from outside."""
+
+import pytest
+
+from lens_core import enabled_span_groups, set_enabled_span_groups
+from lens_core.groups import SpanGroupSwitch, SpanRegistry, span_groups
+from lens_core.incidents import incidents
+from lens_core.telemetry.group_file import GroupFileWatch, write_group_file
+
+DEFAULT = {"job", "checkpoint", "evaluate"}
+PER_STEP = DEFAULT | {"model_init", "load_checkpoint", "step", "forward_backward", "optimizer"}
+ALL = PER_STEP | {"communication", "microbatch", "data_loading"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "groups"),
+    [
+        ("default", DEFAULT),
+        ("per_step", PER_STEP),
+        ("all", ALL),
+        ("step, communication", {"step", "communication"}),
+        ("per_step,-optimizer,communication", PER_STEP - {"optimizer"} | {"communication"}),
+        ("all,-default", ALL - DEFAULT),
+        ("-step", set()),
+        ("", set()),
+        (["default", "step"], DEFAULT | {"step"}),
+    ],
+)
+def test_spec(spec, groups):
+    resolved = SpanRegistry().resolve(spec)
+    assert (resolved.groups, resolved.unknown) == (groups, ())
+
+
+def test_libraries_add_groups_and_presets():
+    registry = SpanRegistry()
+    registry.register(
+        "megatron", ["layer", "offload"], {"per_step": ["offload"], "deep": ["layer"]}
+    )
+    registry.register("other", ["layer"], {"deep": ["step"]})
+    assert registry.resolve("per_step").groups == PER_STEP | {"offload"}
+    assert registry.resolve("deep").groups == {"layer", "step"}
+    assert registry.resolve("all").groups == ALL | {"layer", "offload"}
+    assert registry.namespaces() == ("lens", "megatron", "other")
+    registry.unregister("megatron")
+    assert registry.resolve("offload").unknown == ("offload",)
+    assert "layer" in registry.groups()
+
+
+def test_registration_mistakes():
+    registry = SpanRegistry()
+    registry.register("megatron", ["layer"])
+    with pytest.raises(ValueError, match="already registered"):
+        registry.register("megatron", ["other"])
+    registry.register("megatron", ["other"], allow_override=True)
+    assert "layer" not in registry.groups()
+    with pytest.raises(ValueError, match="unknown groups"):
+        registry.register("x", ["a"], {"p": ["b"]})
+    for name in ("", "all", "-a", "a,b", " a"):
+        with pytest.raises(ValueError, match="cannot be the name"):
+            registry.register("x", [name])
+
+
+def test_unknown_names_are_counted_and_what_exists_is_listed(caplog):
+    switch = SpanGroupSwitch(SpanRegistry())
+    before = incidents.count("groups.unknown")
+    switch.set("default,stepp")
+    assert switch.enabled == DEFAULT
+    assert incidents.count("groups.unknown") == before + 1
+
+
+def test_switching_in_the_process():
+    before = set_enabled_span_groups("step,communication")
+    try:
+        assert enabled_span_groups() == {"step", "communication"}
+    finally:
+        span_groups.set(before)
+
+
+def test_switching_from_outside(tmp_path):
+    switch = SpanGroupSwitch(SpanRegistry())
+    switch.set("default")
+    watch = GroupFileWatch(tmp_path, switch, "default")
+    write_group_file(tmp_path, "per_step,communication")
+    watch.look()
+    assert switch.enabled == PER_STEP | {"communication"}
+    switch.set("job")
+    watch.look()
+    assert switch.enabled == {"job"}, "an unchanged file does not undo what the process did"
+    write_group_file(tmp_path, None)
+    watch.look()
+    assert switch.enabled == DEFAULT
+    write_group_file(tmp_path, "step")
+    late = SpanGroupSwitch(SpanRegistry())
+    GroupFileWatch(tmp_path, late, "default")
+    assert late.enabled == {"step"}, "a process that starts later sees it too"
