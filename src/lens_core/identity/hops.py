@@ -36,6 +36,7 @@ from lens_core.semconv import (
     LENS_MICROBATCH,
     LENS_PEER_RANK,
 )
+from lens_core.spans import span_tracer
 
 __all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
 
@@ -124,7 +125,7 @@ def hop_span(
         group: Tells pipelines apart that run in one step.
         confirm: Make the link only in :meth:`Hop.confirm`, when a frame has brought the sender's
             sequence number.
-        tracer: Tracer for the span; one of the global provider if not given.
+        tracer: Tracer for the span; that of the telemetry set up here if not given.
         attributes: Attributes of the span.
 
     Yields:
@@ -135,7 +136,7 @@ def hop_span(
         TypeError: If a number is not an integer.
     """
     sends, receives = _parse(operation)
-    used = trace.get_tracer("lens_core") if tracer is None else tracer
+    used = span_tracer.tracer if tracer is None else tracer
     source = peer if recv_peer is None else recv_peer
     mine = _Side(peer, microbatch, chunk)
     theirs = _Side(
@@ -156,7 +157,11 @@ def hop_span(
     recv = None if not (receives and scope) else theirs.hop(scope, receives, group, outgoing=False)
     link = None if recv is None or scope is None else _link(scope, recv, theirs)
     marked = _attributes(sends or receives, mine if sends else theirs, send or recv, attributes)
-    hop = _open(used, operation, scope, send, recv, link, confirm, marked)
+    try:
+        hop = _open(used, operation, scope, send, recv, link, confirm, marked)
+    except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
+        incidents.record("span.failed", f"{type(error).__name__}: {error}")
+        hop = Hop(trace.INVALID_SPAN, send, recv)
     token = otel_context.attach(trace.set_span_in_context(hop.span))
     try:
         yield hop

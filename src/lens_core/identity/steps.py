@@ -28,6 +28,7 @@ from lens_core.identity.owned import derived_context, is_sampled, start_owned_sp
 from lens_core.incidents import incidents
 from lens_core.outcome import record_error
 from lens_core.semconv import DL_ITERATION, LENS_IDENTITY
+from lens_core.spans import span_tracer
 
 __all__ = ["StepScope", "current_step", "run_span", "step_carrier", "step_span"]
 
@@ -147,7 +148,7 @@ def step_span(
         relation: How the spans of the other ranks relate to the owner's.
         kind: Series of step numbers, the same on all ranks: another one for a validation loop that
             counts from 0 as well.
-        tracer: Tracer for the span; one of the global provider if not given.
+        tracer: Tracer for the span; that of the telemetry set up here if not given.
         identity: Who derives; the installed identity if not given.
         attributes: Attributes of the span.
 
@@ -159,7 +160,7 @@ def step_span(
     """
     step = operator.index(step)
     who = current_identity() if identity is None else identity
-    used = trace.get_tracer("lens_core") if tracer is None else tracer
+    used = span_tracer.tracer if tracer is None else tracer
     scope = StepScope(who, kind, step, who.open_step(kind, step))
     span = _start(scope, used, name, relation, {DL_ITERATION: step, **(attributes or {})})
     token = otel_context.attach(trace.set_span_in_context(span))
@@ -193,7 +194,7 @@ def run_span(
 
     Args:
         name: Name of the span.
-        tracer: Tracer for the span; one of the global provider if not given.
+        tracer: Tracer for the span; that of the telemetry set up here if not given.
         identity: Who derives; the installed identity if not given.
         attributes: Attributes of the span.
 
@@ -201,7 +202,7 @@ def run_span(
         The open span.
     """
     who = current_identity() if identity is None else identity
-    used = trace.get_tracer("lens_core") if tracer is None else tracer
+    used = span_tracer.tracer if tracer is None else tracer
     scope = StepScope(who, _RUN, 0, who.open_step(_RUN, 0))
     span = _start(scope, used, name, "link", dict(attributes or {}))
     token = _run_spans.set((who, span.get_span_context()))
@@ -239,13 +240,27 @@ def step_carrier(
     scope = current_step()
     if scope is None or (scope.identity, scope.kind, scope.step) != (who, kind, step):
         scope = StepScope(who, kind, step, who.occurrence(kind, step))
-        used = trace.get_tracer("lens_core") if tracer is None else tracer
+        used = span_tracer.tracer if tracer is None else tracer
         scope.sampled = is_sampled(used, scope.trace_id, kind)
     span = trace.NonRecordingSpan(scope.span_context(who.owner_rank))
     return current_carrier(trace.set_span_in_context(span, otel_context.Context()))
 
 
 def _start(
+    scope: StepScope,
+    tracer: Tracer,
+    name: str,
+    relation: Literal["link", "child"],
+    attributes: dict[str, AttributeValue],
+) -> Span:
+    try:
+        return _start_step(scope, tracer, name, relation, attributes)
+    except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
+        incidents.record("span.failed", f"{type(error).__name__}: {error}")
+        return trace.INVALID_SPAN
+
+
+def _start_step(
     scope: StepScope,
     tracer: Tracer,
     name: str,

@@ -1,0 +1,258 @@
+"""One call of a schedule on this rank: its step, its open spans, and whom they link to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
+
+from lens_contrib.pipelining.layout import Layout
+from lens_contrib.pipelining.wire import Wire
+from lens_core.errors import MissingExtraError
+from lens_core.identity import StepScope, current_identity, current_step, step_span
+from lens_core.identity.owned import is_sampled, start_owned_span
+from lens_core.incidents import incidents
+from lens_core.semconv import LENS_CARRIER
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error
+
+__all__ = ["PipelineTrace", "guarded"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Direction (``forward`` or ``backward``), stage, microbatch.
+Place = tuple[str, int, int]
+
+
+def guarded(action: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """The action's result; ``None`` where it raised, which is counted: training goes on."""
+    try:
+        return action(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
+        incidents.record("pipelining.failed", f"{type(error).__name__}: {error}")
+        return None
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A frame that was posted, and which one it must be."""
+
+    tensor: torch.Tensor
+    pair: tuple[str, int, int]
+    due: int
+    source: int
+    microbatch: int
+
+
+@dataclass(slots=True)
+class _Receiving:
+    """A recv whose payload the stage has not used yet."""
+
+    span: Span
+    frame: _Frame | None
+    ended_ns: int = 0
+
+
+class PipelineTrace:
+    """What the hooks of all stages of one schedule on this rank share.
+
+    Args:
+        name: Name of the pipeline, the same on all of its ranks.
+        layout: Places of its stages.
+        tracer: Starts the spans.
+        wire: Sends and reads frames; ``None``: links are derived.
+    """
+
+    def __init__(self, name: str, layout: Layout, tracer: Tracer, wire: Wire | None) -> None:
+        self.name: Final = name
+        self.layout: Final = layout
+        self.tracer: Final = tracer
+        self._wire = wire
+        self._calls = 0
+        self._scope: StepScope | None = None
+        self._pipeline = name
+        self._receiving: dict[Place, list[_Receiving]] = {}
+        self._unread: list[_Receiving] = []
+        self._computed: dict[Place, SpanContext] = {}
+        self._local: dict[Place, Link] = {}
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A block in which the schedule runs once; opens a step where none is open."""
+        kind = f"pipeline {self.name}"
+        with (
+            nullcontext()
+            if current_step() is not None
+            else step_span(self._calls, name="pipeline.step", kind=kind, tracer=self.tracer)
+        ):
+            guarded(self.new_step)
+            try:
+                yield
+            finally:
+                guarded(self.end_step)
+
+    def new_step(self) -> None:
+        """The schedule starts to run once more."""
+        self.end_step()
+        scope = current_step()
+        if scope is None:
+            # A stage that was instrumented alone, in a program that opens no steps.
+            who, kind = current_identity(), f"pipeline {self.name}"
+            scope = StepScope(who, kind, self._calls, who.open_step(kind, self._calls))
+            scope.sampled = is_sampled(self.tracer, scope.trace_id, kind)
+            scope.owned = True
+        self._calls += 1
+        # The schedule may run several times in one step; all ranks count alike.
+        self._pipeline = f"{self.name}/{scope.count(f'pipeline {self.name}')}"
+        self._scope = scope if scope.identity.derives else None
+
+    def end_step(self) -> None:
+        """The schedule has run: nothing of it stays open."""
+        for record in self._unread:
+            self._finish(record)
+        for records in self._receiving.values():  # left over where the schedule raised
+            for record in records:
+                record.span.end()
+        self._unread.clear()
+        self._receiving.clear()
+        self._computed.clear()
+        self._local.clear()
+        if self._wire is not None:
+            self._wire.new_step()
+
+    def compute(self, name: str, place: Place) -> Span:
+        """A started span of a stage's computation; linked to its input where that is local."""
+        link = self._local.pop(place, None)
+        span = self.tracer.start_span(
+            name,
+            attributes=self.layout.span_attributes(
+                place[1], place[2], "forward" if place[0] == "forward" else "backward"
+            ),
+            links=() if link is None else (link,),
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        self._computed[place] = span.get_span_context()
+        return span
+
+    def handed_over(self, source: int, destination: Place) -> None:
+        """A stage gave its output to another one on this rank, with no message."""
+        direction, _, microbatch = destination
+        context = self._computed.get((direction, source, microbatch))
+        if context is not None and context.is_valid:
+            identity = current_identity() if self._scope is None else self._scope.identity
+            attributes = self.layout.link_attributes(identity, source, microbatch, direction)
+            self._local[destination] = Link(context, attributes)
+
+    def send(self, place: Place, destinations: list[int], ops: list[dist.P2POp]) -> None:
+        """A stage is about to send: a span for each hop, and its frame where frames are sent.
+
+        The frame is added whatever becomes of the span: the peer has posted a receive for it.
+        """
+        direction, stage, _ = place
+        for destination in destinations:
+            span = guarded(self._start_send, place, destination) or trace.INVALID_SPAN
+            guarded(span.end)  # it marks the moment of sending; the recv shows the waiting
+            if self._wire is not None:
+                like = _to(ops, self.layout.rank_of[destination])
+                if like is not None:
+                    ops.append(self._wire.send_op(like, (direction, stage, destination), span))
+
+    def receive(self, place: Place, sources: list[int], ops: list[dist.P2POp]) -> None:
+        """A stage is about to receive: a span for each hop, open until the payload is used.
+
+        The frame is received whatever becomes of the span: the peer sends one.
+        """
+        records = []
+        for source in sources:
+            frame = None
+            if self._wire is not None:
+                like = _to(ops, self.layout.rank_of[source])
+                if like is not None:
+                    pair = (place[0], source, place[1])
+                    op = self._wire.recv_op(like)
+                    ops.append(op)
+                    frame = _Frame(op.tensor, pair, self._wire.due(pair), source, place[2])
+            span = guarded(self._start_recv, place, source) or trace.INVALID_SPAN
+            records.append(_Receiving(span, frame))
+        self._receiving[place] = records
+
+    def arrived(self, place: Place) -> None:
+        """A stage is about to use what it received."""
+        for record in self._receiving.pop(place, ()):
+            record.ended_ns = time.time_ns()
+            if record.frame is not None and record.frame.tensor.device.type != "cpu":
+                # Reading it would wait for the device in the middle of the schedule.
+                self._unread.append(record)
+            else:
+                self._finish(record)
+
+    def _finish(self, record: _Receiving) -> None:
+        frame = record.frame
+        if frame is not None and self._wire is not None:
+            sender = self._wire.read(frame.tensor, frame.pair, frame.due)
+            context = trace.get_current_span(sender).get_span_context()
+            if context.is_valid:
+                identity = current_identity() if self._scope is None else self._scope.identity
+                attributes = self.layout.link_attributes(
+                    identity, frame.source, frame.microbatch, frame.pair[0]
+                )
+                record.span.add_link(context, attributes)
+            record.span.set_attribute(LENS_CARRIER, "ok" if context.is_valid else "absent")
+        record.span.end(record.ended_ns)
+
+    def _start_send(self, place: Place, destination: int) -> Span:
+        direction, stage, microbatch = place
+        name, scope = f"send_{direction}", self._scope
+        attributes = self.layout.span_attributes(stage, microbatch, direction, destination)
+        if self._wire is None and scope is not None and scope.owned:
+            hop = self.layout.hop(self._pipeline, direction, stage, destination, microbatch)
+            ids = scope.hop_context(hop)
+            span, _ = start_owned_span(
+                self.tracer,
+                name,
+                ids.trace_id,
+                ids.span_id,
+                kind=SpanKind.PRODUCER,
+                attributes=attributes,
+            )
+            return span
+        return self.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+
+    def _start_recv(self, place: Place, source: int) -> Span:
+        direction, stage, microbatch = place
+        link = None if self._wire is not None else self._derived_link(place, source)
+        return self.tracer.start_span(
+            f"recv_{direction}",
+            kind=SpanKind.CONSUMER,
+            attributes=self.layout.span_attributes(stage, microbatch, direction, source),
+            links=() if link is None else (link,),
+        )
+
+    def _derived_link(self, place: Place, source: int) -> Link | None:
+        direction, stage, microbatch = place
+        scope = self._scope
+        if scope is None or not scope.identity.includes(self.layout.rank_of[source]):
+            incidents.record(
+                "link.missing",
+                f"stage {stage} cannot derive the id of stage {source}'s send",
+                todo="Call agree_run_key() on all ranks, after telemetry is set up there.",
+            )
+            return None
+        hop = self.layout.hop(self._pipeline, direction, source, stage, microbatch)
+        attributes = self.layout.link_attributes(scope.identity, source, microbatch, direction)
+        return Link(scope.hop_context(hop), attributes)
+
+
+def _to(ops: list[dist.P2POp], rank: int) -> dist.P2POp | None:
+    return next((op for op in ops if op.peer == rank), None)
