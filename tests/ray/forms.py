@@ -52,14 +52,14 @@ def pair():
 @ray.remote(num_cpus=0)
 @traced
 def stream(n):
-    for index in range(n):  # not "yield from": Ray sends into generators, a range takes nothing
+    for index in range(n):  # noqa: UP028 - Ray sends into generators; a range has no send
         yield index
 
 
 @ray.remote(num_cpus=0, num_returns=3)
 @traced
 def three():
-    for letter in "abc":
+    for letter in "abc":  # noqa: UP028
         yield letter
 
 
@@ -206,8 +206,12 @@ class Sync(Base):
 
     @traced
     def generate(self, n):
-        for index in range(n):
+        for index in range(n):  # noqa: UP028
             yield index
+
+    @traced
+    def method_of_list(self, items):
+        return items
 
     def undecorated(self, x, **kwargs):
         return x, kwargs
@@ -304,7 +308,7 @@ class Async:
 
     @traced
     def sync_generate(self, n):
-        for index in range(n):
+        for index in range(n):  # noqa: UP028
             yield index
 
 
@@ -335,3 +339,356 @@ def sync_method_of_async_actor():
 def sync_generator_of_async_actor():
     assert [ray.get(ref) for ref in async_actor().sync_generate.remote(3)] == [0, 1, 2]
     return ["Async.sync_generate"]
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"io": 2})
+class Grouped:
+    @ray.method(concurrency_group="io")
+    @traced
+    def group_outside(self):
+        return "io"
+
+    @traced
+    @ray.method(concurrency_group="io")
+    def group_inside(self):
+        return "io"
+
+
+@functools.cache
+def grouped_actor():
+    return Grouped.remote()
+
+
+@form
+def concurrency_group_outside():
+    got(grouped_actor().group_outside.remote(), "io")
+    return ["Grouped.group_outside"]
+
+
+@form
+def concurrency_group_inside():
+    got(grouped_actor().group_inside.remote(), "io")
+    return ["Grouped.group_inside"]
+
+
+@form
+def concurrency_group_by_options():
+    got(grouped_actor().group_inside.options(concurrency_group="io").remote(), "io")
+    return ["Grouped.group_inside"]
+
+
+@form
+def actor_constructor_by_dispatch():
+    @ray.remote(num_cpus=0)
+    class Constructed:
+        @traced
+        def __init__(self, value):
+            self.value = value
+
+        def get(self):
+            return self.value
+
+    actor = ray_dispatch_with_context(Constructed, 5)
+    got(actor.get.remote(), 5)
+    actor = ray_dispatch_with_context(Constructed.options(name="constructed"), value=6)
+    got(actor.get.remote(), 6)
+    return ["Constructed.__init__"] * 2
+
+
+@form
+def async_constructor_by_dispatch():
+    actor = ray_dispatch_with_context(Async)
+    got(actor.sync_method.remote(1), 1)
+    return ["Async.__init__", "Async.sync_method"]
+
+
+@traced
+class Whole(Untouched):
+    def __init__(self, value):
+        self._value = value
+
+    def own(self):
+        return self._private()
+
+    def _private(self):
+        return self._value
+
+    async def asynchronous(self):
+        return "async"
+
+    @staticmethod
+    def static(x):
+        return x
+
+    @property
+    def no_method(self):
+        return 1
+
+
+@form
+def decorated_class():
+    actor = ray_dispatch_with_context(ray.remote(num_cpus=0)(Whole), 3)
+    got(actor.own.remote(), 3)
+    got(actor.from_base.remote(), "from base")
+    got(actor.asynchronous.remote(), "async")
+    got(actor.static.remote(4), 4)
+    assert not hasattr(Untouched.from_base, "__lens_traced__")
+    return [
+        "Whole.__init__",
+        *(f"Whole.{m}" for m in ("own", "from_base", "asynchronous", "static")),
+    ]
+
+
+@form
+def decorated_class_outside_ray_remote():
+    @traced
+    @ray.remote(num_cpus=0)
+    class Outside:
+        def method(self):
+            return 1
+
+    got(Outside.remote().method.remote(), 1)
+    return ["Outside.method"]
+
+
+@form
+def actor_pool():
+    from ray.util import ActorPool
+
+    pool = ActorPool([sync_actor()])
+    assert list(pool.map(lambda actor, x: actor.method.remote(x), [1, 2])) == [1, 2]
+    return ["Sync.method"] * 2
+
+
+@form
+def dag_of_tasks_and_methods():
+    node = add.bind(sync_actor().method.bind(1), 5)
+    got(node.execute(), 6)
+    return ["Sync.method", "add"]
+
+
+@form
+def compiled_graph_with_a_constant():
+    from ray.dag import InputNode
+
+    from lens_contrib.ray import inject_ray_context
+
+    with InputNode() as value:
+        node = sync_actor().method.bind(value, _otel_carrier=inject_ray_context())
+    graph = node.experimental_compile()
+    try:
+        got(graph.execute(3), 3)
+    finally:
+        graph.teardown()
+    return ["Sync.method"]
+
+
+@form
+def data_map_batches_of_a_class():
+    import ray.data
+
+    from lens_contrib.ray import inject_ray_context
+
+    @traced
+    class Adder:
+        def __init__(self, much):
+            self.much = much
+
+        def __call__(self, batch):
+            return {"id": batch["id"] + self.much}
+
+    rows = ray.data.range(2, override_num_blocks=1).map_batches(
+        Adder,
+        fn_constructor_args=(10,),
+        fn_constructor_kwargs={"_otel_carrier": inject_ray_context()},
+        fn_kwargs={"_otel_carrier": inject_ray_context()},
+        concurrency=1,
+        num_cpus=0,
+        batch_size=None,
+    )
+    assert sorted(row["id"] for row in rows.take_all()) == [10, 11]
+    return ["Adder.__call__", "Adder.__init__"]
+
+
+@form
+def data_map_batches():
+    import ray.data
+
+    from lens_contrib.ray import inject_ray_context
+
+    @traced
+    def double(batch):
+        return {"id": batch["id"] * 2}
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    rows = ray.data.range(4, override_num_blocks=1).map_batches(
+        double, fn_kwargs={"_otel_carrier": inject_ray_context()}, batch_size=None
+    )
+    assert sorted(row["id"] for row in rows.take_all()) == [0, 2, 4, 6]
+    return ["double"]
+
+
+@form
+def multiprocessing_pool():
+    from ray.util.multiprocessing import Pool
+
+    from lens_contrib.ray import inject_ray_context
+
+    @traced
+    def triple(x):
+        return x * 3
+
+    pool = Pool(processes=1)
+    try:
+        carrier = {"_otel_carrier": inject_ray_context()}
+        assert pool.apply_async(triple, (2,), carrier).get(timeout=60) == 6
+    finally:
+        pool.terminate()
+    return ["triple"]
+
+
+@form
+def object_references_as_arguments():
+    nested = [ray.put(3)]
+    got(add.remote(ray.put(1), b=ray.put(2)), 3)
+    assert isinstance(ray.get(sync_actor().method_of_list.remote(nested))[0], ray.ObjectRef)
+    return ["Sync.method_of_list", "add"]
+
+
+@form
+def user_decorator_outside_that_passes_keywords_on():
+    def tolerant(function):
+        @functools.wraps(function)
+        def inner(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return inner
+
+    @ray.remote(num_cpus=0)
+    class Tolerant:
+        @tolerant
+        @traced
+        def method(self, x):
+            return x
+
+    @ray.remote(num_cpus=0)
+    @tolerant
+    @traced
+    def task(x):
+        return x
+
+    got(Tolerant.remote().method.remote(1), 1)
+    got(task.remote(2), 2)
+    return ["Tolerant.method", "task"]
+
+
+@form
+def user_decorator_outside_that_is_strict():
+    def strict(function):
+        @functools.wraps(function)
+        def inner(self, x):
+            return function(self, x)
+
+        return inner
+
+    def strict_task(function):
+        @functools.wraps(function)
+        def inner(x):
+            return function(x)
+
+        return inner
+
+    @ray.remote(num_cpus=0)
+    class Strict:
+        @strict
+        @traced
+        def method(self, x):
+            return x
+
+        @strict
+        @strict
+        @traced
+        def twice(self, x):
+            return x
+
+    @ray.remote(num_cpus=0)
+    @strict_task
+    @traced
+    def task(x):
+        return x
+
+    actor = Strict.remote()
+    got(actor.method.remote(1), 1)
+    got(actor.twice.remote(1), 1)
+    got(actor.method.options(name="x").remote(2), 2)
+    got(ray_dispatch_with_context(actor.method, 3), 3)
+    got(task.remote(4), 4)
+    got(ray_dispatch_with_context(task, 5), 5)
+
+    @ray.remote(num_cpus=0)
+    def from_elsewhere(handle, function):
+        from opentelemetry.sdk.trace import TracerProvider
+
+        with TracerProvider(shutdown_on_exit=False).get_tracer("t").start_as_current_span("s"):
+            return ray.get([handle.method.remote(1), function.remote(2)])
+
+    got(from_elsewhere.remote(actor, task), [1, 2])
+    return []
+
+
+@form
+def user_decorator_inside():
+    def logged(function):
+        @functools.wraps(function)
+        def inner(self, x):
+            return function(self, x)
+
+        return inner
+
+    @ray.remote(num_cpus=0)
+    class Inside:
+        @traced
+        @logged
+        def method(self, x):
+            return x
+
+    got(Inside.remote().method.remote(1), 1)
+    return ["Inside.method"]
+
+
+@form
+def decorated_twice():
+    @ray.remote(num_cpus=0)
+    @traced
+    @traced
+    def twice():
+        return 1
+
+    got(twice.remote(), 1)
+    return ["twice"]
+
+
+@form
+def dispatch_of_every_kind_of_target():
+    got(ray_dispatch_with_context(add, 1), 3)
+    got(ray_dispatch_with_context(add.options(name="x"), 1), 3)
+    got(ray_dispatch_with_context(sync_actor().method, 1), 1)
+    got(ray_dispatch_with_context(sync_actor().method.options(name="x"), 1), 1)
+
+    @ray.remote(num_cpus=0)
+    def plain(x, **kwargs):
+        return x, kwargs
+
+    got(ray_dispatch_with_context(plain, 1, k=2), (1, {"k": 2}))
+    got(ray_dispatch_with_context(plain.options(name="x"), 1, k=2), (1, {"k": 2}))
+
+    @ray.remote(num_cpus=0)
+    class Plain:
+        def __init__(self, **kwargs):
+            self.kwargs = kwargs
+
+        def get(self):
+            return self.kwargs
+
+    got(ray_dispatch_with_context(Plain, a=1).get.remote(), {"a": 1})
+    return ["add", "add", "Sync.method", "Sync.method"]

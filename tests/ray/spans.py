@@ -23,6 +23,7 @@ class SpanRead:
     links: tuple[tuple[str, str], ...]
     events: tuple[str, ...]
     resource: dict[str, object]
+    scope: str
 
 
 def read_spans(directory: Path) -> list[SpanRead]:
@@ -33,7 +34,10 @@ def read_spans(directory: Path) -> list[SpanRead]:
             for resource_spans in json.loads(line).get("resourceSpans", ()):
                 resource = _attributes(resource_spans.get("resource", {}))
                 for scope_spans in resource_spans["scopeSpans"]:
-                    spans.extend(_span(span, resource) for span in scope_spans["spans"])
+                    spans.extend(
+                        _span(span, resource, scope_spans["scope"]["name"])
+                        for span in scope_spans["spans"]
+                    )
     return spans
 
 
@@ -47,7 +51,7 @@ def wait_for_spans(directory: Path, trace_id: str, count: int, *, timeout_s: flo
         time.sleep(0.05)
 
 
-def _span(span, resource) -> SpanRead:
+def _span(span, resource, scope) -> SpanRead:
     status = span.get("status", {})
     return SpanRead(
         name=span["name"],
@@ -61,6 +65,7 @@ def _span(span, resource) -> SpanRead:
         links=tuple((link["traceId"], link["spanId"]) for link in span.get("links", ())),
         events=tuple(event["name"] for event in span.get("events", ())),
         resource=resource,
+        scope=scope,
     )
 
 

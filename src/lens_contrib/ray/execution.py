@@ -20,11 +20,11 @@ from opentelemetry.util.types import AttributeValue
 from ray.exceptions import AsyncioActorExit, RayTaskError
 
 from lens_contrib.ray.transport import RayTransport
+from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.wire import LocalTracer, ProcessLocal, TracerScope
 from lens_contrib.ray.worker import provider_is_set, this_process
 from lens_contrib.ray.wrapping import CallSpec
 from lens_core.boundary import CarrierStatus, Relation
-from lens_core.carrier import extract_context
 from lens_core.incidents import incidents
 from lens_core.outcome import error_type, is_ordinary_end, one_line, record_error
 from lens_core.semconv import (
@@ -46,19 +46,22 @@ _set_span = trace.set_span_in_context
 class Entry(ProcessLocal):
     """Opens the spans of one traced function in this process."""
 
-    __slots__ = ("_attributes", "_local_attributes", "_name", "_relation", "_tracer")
+    __slots__ = ("_headers", "_hop", "_name", "_own", "_relation", "_tracer")
 
     def __init__(self, spec: CallSpec) -> None:
         this_process.ensure_telemetry()
+        self._headers = Headers()
         self._name = str(spec["name"])
         self._relation = cast("Relation", spec["relation"])
         self._tracer = _tracer(spec.get("tracer"))
         own = cast("Mapping[str, AttributeValue]", spec.get("attributes") or {})
-        self._local_attributes: dict[str, AttributeValue] = dict(own)
-        self._attributes: dict[str, AttributeValue] = {
+        self._own: dict[str, AttributeValue] = dict(own)
+        #: Attributes of a hop whose carrier is all right: the common case, ready to be copied.
+        self._hop: dict[str, AttributeValue] = {
             RPC_SYSTEM_NAME: "ray",
             RPC_METHOD: str(spec["method"]),
             LENS_TRANSPORT: RayTransport.name,
+            LENS_CARRIER: CarrierStatus.OK.value,
             **own,
         }
 
@@ -86,53 +89,49 @@ class Entry(ProcessLocal):
 
     def _start(self, carrier: object) -> Scope | None:
         current = otel_context.get_current()
-        local = trace.get_current_span(current).get_span_context()
         if carrier is None:
-            if not provider_is_set():
-                return None
-            hop = this_process.in_worker() and not local.is_valid
-            if not hop:
-                attributes: dict[str, AttributeValue] = {**self._local_attributes}
-                attributes.update(this_process.ids())
-                return self._scope(current, SpanKind.INTERNAL, attributes, None)
-            attributes = {**self._attributes, LENS_CARRIER: CarrierStatus.ABSENT.value}
-            attributes.update(this_process.ids())
-            return self._scope(current, SpanKind.CONSUMER, attributes, None)
-        context = extract_context(cast("Mapping[str, str]", carrier))
-        remote = trace.get_current_span(context).get_span_context()
-        status = CarrierStatus.OK
+            return self._start_without_carrier(current)
+        context = self._headers.context(carrier)
+        attributes = self._hop.copy()
         if not context:
             status = CarrierStatus.REJECTED if carrier else CarrierStatus.ABSENT
-        attributes = {**self._attributes, LENS_CARRIER: status.value}
-        attributes.update(this_process.ids())
-        link = None
+            attributes[LENS_CARRIER] = status.value
+        this_process.add_ids(attributes)
+        links = None
         if self._relation == "link":
+            remote = trace.get_current_span(context).get_span_context()
             if remote.is_valid:
-                link = Link(remote)
+                links = (Link(remote),)
                 # Without the remote span, so that ours is a root; the baggage stays.
                 context = _set_span(trace.INVALID_SPAN, context)
-        elif remote.is_valid and local.trace_id == remote.trace_id and not local.is_remote:
+        elif current and (nested := _in_same_trace(current, context)) is not None:
             # Ray's own tracing has opened a span of the same trace for this call: nest in it.
-            context = _set_span(trace.get_current_span(current), context)
-        return self._scope(context, SpanKind.CONSUMER, attributes, link)
+            context = _set_span(nested, context)
+        span = self._tracer.start_span(self._name, context, SpanKind.CONSUMER, attributes, links)
+        return Scope(span, _set_span(span, context), True)
 
-    def _scope(
-        self,
-        parent: Context,
-        kind: SpanKind,
-        attributes: Mapping[str, AttributeValue],
-        link: Link | None,
-    ) -> Scope:
-        span = self._tracer.start_span(
-            self._name,
-            context=parent,
-            kind=kind,
-            attributes=attributes,
-            links=None if link is None else (link,),
-            record_exception=False,
-            set_status_on_exception=False,
+    def _start_without_carrier(self, current: Context) -> Scope | None:
+        if not provider_is_set():
+            return None
+        hop = this_process.in_worker() and not (
+            trace.get_current_span(current).get_span_context().is_valid
         )
-        return Scope(span, _set_span(span, parent), kind is SpanKind.CONSUMER)
+        attributes = self._hop.copy() if hop else self._own.copy()
+        if hop:
+            attributes[LENS_CARRIER] = CarrierStatus.ABSENT.value
+        this_process.add_ids(attributes)
+        kind = SpanKind.CONSUMER if hop else SpanKind.INTERNAL
+        span = self._tracer.start_span(self._name, current, kind, attributes)
+        return Scope(span, _set_span(span, current), hop)
+
+
+def _in_same_trace(current: Context, remote: Context) -> Span | None:
+    """The local span that is current, if it belongs to the trace of the remote one."""
+    span = trace.get_current_span(current)
+    local = span.get_span_context()
+    there = trace.get_current_span(remote).get_span_context()
+    same = local.is_valid and not local.is_remote and local.trace_id == there.trace_id
+    return span if same else None
 
 
 class Scope:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from opentelemetry.context import Context
 
 from lens_contrib.ray.acceptance import accepts_carrier
-from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
+from lens_contrib.ray.transport import CARRIER_ARGUMENT
+from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.wire import ProcessLocal
 from lens_contrib.ray.wrapping import CallSpec
 from lens_core.boundary import current_carrier
@@ -17,35 +18,37 @@ from lens_core.incidents import incidents
 
 __all__ = ["Injector", "extract_ray_context", "inject_ray_context", "ray_dispatch_with_context"]
 
-_transport: Final = RayTransport()
 _Refs = TypeVar("_Refs")
 
 
 class Injector(ProcessLocal):
     """Submits calls of one traced function from this process."""
 
-    __slots__ = ()
+    __slots__ = ("_headers",)
 
     def __init__(self, spec: CallSpec) -> None:
-        pass
+        self._headers = Headers()
 
-    def submit(
-        self,
-        invocation: Callable[..., _Refs],
-        args: object,
-        kwargs: Mapping[str, object] | None,
-    ) -> _Refs:
-        """Submit one call, with the current context on it where there is one."""
-        if kwargs is None:
-            kwargs = {}
+    def around(self, invocation: Callable[..., _Refs]) -> Callable[..., _Refs]:
+        """The submission of one call, which sends the current context where there is one."""
         try:
-            # A call without context goes out as it came in: it keeps Ray's fast path for calls
-            # without arguments, which an empty carrier would cost (benchmarks/bench_ray.py).
-            if CARRIER_ARGUMENT not in kwargs and (carrier := current_carrier()):
-                kwargs = _transport.inject(kwargs, carrier)
+            carrier = self._headers.current()
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
             incidents.record("carrier.inject_failed", f"ray: {type(error).__name__}: {error}")
-        return invocation(args, kwargs)
+            return invocation
+        if not carrier:
+            # A call without context goes out as it came in: it keeps Ray's fast path for calls
+            # without arguments, which an empty carrier would cost (benchmarks/bench_ray.py).
+            return invocation
+
+        def submit(args: object, kwargs: Mapping[str, object] | None) -> _Refs:
+            if not kwargs:
+                return invocation(args, {CARRIER_ARGUMENT: carrier})
+            if CARRIER_ARGUMENT in kwargs:
+                return invocation(args, kwargs)
+            return invocation(args, {**kwargs, CARRIER_ARGUMENT: carrier})
+
+        return submit
 
 
 def inject_ray_context(context: Context | None = None) -> dict[str, str]:

@@ -40,7 +40,7 @@ class LocalTracer:
         return (tuple, (self._scope(),))
 
     def _scope(self) -> TracerScope:
-        scope = getattr(self.tracer, "instrumentation_scope", None)
+        scope = getattr(self.tracer, "_instrumentation_scope", None)
         name = getattr(scope, "name", None)
         version = getattr(scope, "version", None)
         if not isinstance(name, str):  # the API's proxy, before a provider is set

@@ -8,11 +8,14 @@ which belongs to the user, and never where a tracer provider is set already.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Final
 
 import ray
 from opentelemetry import trace
 from opentelemetry.trace import ProxyTracerProvider
+from opentelemetry.util.types import AttributeValue
+from ray.runtime_context import RuntimeContext
 
 from lens_core.incidents import incidents
 from lens_core.semconv import (
@@ -37,8 +40,7 @@ class Worker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._telemetry_done = False
-        self._fixed: dict[str, str] | None = None
-        self._actor_id: str | None = None
+        self._fixed: Mapping[str, str] | None = None
 
     def in_worker(self) -> bool:
         """Whether Ray started this process to run tasks or an actor."""
@@ -60,33 +62,31 @@ class Worker:
                     todo="This worker runs untraced; check its NEMO_LENS_* variables.",
                 )
 
-    def ids(self) -> dict[str, str | int]:
-        """Ray's ids of the call that runs here, by attribute name."""
-        if not self.in_worker():
-            return {}
-        context = ray.get_runtime_context()
-        fixed = self._fixed
-        if fixed is None:
-            # These three do not change in the life of a worker process; each costs about 1 us.
-            fixed = self._fixed = {
-                RAY_JOB_ID: context.get_job_id(),
-                RAY_NODE_ID: context.get_node_id(),
-                RAY_WORKER_ID: context.get_worker_id(),
-            }
-        ids: dict[str, str | int] = dict(fixed)
-        if self._actor_id is None:
-            self._actor_id = context.get_actor_id()
-        if self._actor_id is not None:
-            ids[RAY_ACTOR_ID] = self._actor_id
-        task_id = context.get_task_id()
-        if task_id is not None:
-            ids[RAY_TASK_ID] = task_id
+    def add_ids(self, attributes: dict[str, AttributeValue]) -> None:
+        """Add Ray's ids of the call that runs here; nothing outside of Ray's workers."""
+        worker = ray._private.worker.global_worker
+        if worker.mode != ray.WORKER_MODE:
+            return
+        # These do not change in the life of a worker process; asking costs about 1 us each.
+        attributes.update(self._fixed or self._ask_fixed(ray.get_runtime_context()))
         try:
-            core = ray._private.worker.global_worker.core_worker  # type: ignore[attr-defined]
-            ids[RAY_TASK_ATTEMPT] = core.get_current_task_attempt_number()
-        except Exception:  # noqa: BLE001 - private in Ray; the span is right without it
+            core = worker.core_worker  # type: ignore[attr-defined]
+            attributes[RAY_TASK_ID] = core.get_current_task_id().hex()
+            attributes[RAY_TASK_ATTEMPT] = core.get_current_task_attempt_number()
+        except Exception:  # noqa: BLE001 - private in Ray; the span is right without them
             pass
-        return ids
+
+    def _ask_fixed(self, context: RuntimeContext) -> Mapping[str, str]:
+        fixed = {
+            RAY_JOB_ID: context.get_job_id(),
+            RAY_NODE_ID: context.get_node_id(),
+        }
+        actor_id = context.get_actor_id()
+        if actor_id is not None:
+            # A worker may run tasks before it becomes an actor, never the other way round.
+            fixed[RAY_ACTOR_ID] = actor_id
+            self._fixed = fixed
+        return fixed
 
 
 def provider_is_set() -> bool:
@@ -101,7 +101,12 @@ def _setup_from_environment() -> None:
     config = NemoLensConfig.from_env()
     if config.enabled:
         # Written through: ray.kill and an exiting driver run no exit handler in a worker.
-        setup_telemetry(config, write_through=True)
+        context = ray.get_runtime_context()
+        setup_telemetry(
+            config,
+            resource_attributes={RAY_WORKER_ID: context.get_worker_id()},
+            write_through=True,
+        )
 
 
 #: The process that imports this.

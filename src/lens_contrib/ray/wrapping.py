@@ -100,27 +100,27 @@ _KEYWORD_ONLY: Final = inspect.Parameter.KEYWORD_ONLY
 
 
 def _hook(guard: OuterDecorators, spec: CallSpec, automatic: bool) -> _Function:
-    """What Ray calls in the caller's process, around each submission of the traced function."""
+    """What Ray calls in the caller's process, before each submission of the traced function."""
     injector: Any = None
     tolerant: Any = guard
 
     def invocation_decorator(invocation: _Function) -> _Function:
-        def invoke(args: Any, kwargs: Any) -> Any:
-            nonlocal injector
-            if not automatic or tolerant is False:
-                return invocation(args, kwargs)
-            if injector is None:
-                try:
-                    from lens_contrib.ray.injection import Injector
+        nonlocal injector, tolerant
+        if not automatic or tolerant is False:
+            return invocation
+        if injector is None:
+            try:
+                from lens_contrib.ray.injection import Injector
 
-                    injector = Injector(spec)
-                except Exception:  # noqa: BLE001 - a caller without this package calls untraced
-                    pass
-            if injector is None or not (tolerant is True or tolerant.tolerant()):
-                return invocation(args, kwargs)
-            return injector.submit(invocation, args, kwargs)
-
-        return invoke
+                injector = Injector(spec)
+                if tolerant is not True:
+                    tolerant = tolerant.tolerant()
+            except Exception:  # noqa: BLE001 - a caller without this package calls untraced
+                return invocation
+            if tolerant is False:
+                return invocation
+        submit: _Function = injector.around(invocation)
+        return submit
 
     invocation_decorator.__lens_tolerant__ = tolerant  # type: ignore[attr-defined]
     return invocation_decorator

@@ -1,0 +1,90 @@
+"""The common carrier, without the general machinery: a ``traceparent`` and nothing else.
+
+A worker runs its telemetry code once per call, with cold caches, where the global propagator costs
+about 15 us each way and this about a third (``benchmarks/bench_ray.py``, the rows "caller" and
+"worker"). Whatever is not the common case (another propagator, baggage, tracestate, a traceparent
+of a later version, a malformed one) is left to :mod:`lens_core.carrier`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, cast
+
+from opentelemetry import baggage, trace
+from opentelemetry import context as otel_context
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
+from lens_core.boundary import current_carrier
+from lens_core.carrier import extract_context, get_global_textmap
+
+__all__ = ["Headers"]
+
+_transport: Final = RayTransport()
+_EMPTY: Final = Context()
+_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})", re.ASCII)
+_DEFAULT: Final = frozenset({TraceContextTextMapPropagator, W3CBaggagePropagator})
+
+
+class Headers:
+    """Writes and reads carriers as the global propagator would."""
+
+    __slots__ = ("_last", "_plain", "_seen")
+
+    def __init__(self) -> None:
+        self._seen: TextMapPropagator | None = None
+        self._plain = False
+        #: The last context, which never changes, and its carrier: calls come in bursts.
+        self._last: tuple[Context, Mapping[str, str]] = (_EMPTY, {})
+
+    def current(self) -> Mapping[str, str]:
+        """The carrier of the current context, not to be changed; empty where there is nothing."""
+        if get_global_textmap() is not self._seen:
+            self._look()
+        context = otel_context.get_current()
+        last, carrier = self._last
+        if last is context:
+            return carrier
+        carrier = self._write(context)
+        if self._plain:  # another propagator may write something else the next time
+            self._last = (context, carrier)
+        return carrier
+
+    def _write(self, context: Context) -> Mapping[str, str]:
+        span = trace.get_current_span(context).get_span_context()
+        if not self._plain or span.trace_state or baggage.get_all(context):
+            arguments = _transport.inject({}, current_carrier(context))
+            return cast("Mapping[str, str]", arguments.get(CARRIER_ARGUMENT, {}))
+        if not span.is_valid:
+            return {}
+        header = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
+        return {"traceparent": header}
+
+    def context(self, carrier: object) -> Context:
+        """The context that a carrier holds; empty where it holds none. Never raises."""
+        if get_global_textmap() is not self._seen:
+            self._look()
+        if self._plain and type(carrier) is dict and len(carrier) == 1:
+            header = carrier.get("traceparent")
+            match = _TRACEPARENT.fullmatch(header) if type(header) is str else None
+            if match is not None:
+                trace_id, span_id, flags = match.groups()
+                span = SpanContext(
+                    int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16))
+                )
+                if span.is_valid:
+                    return trace.set_span_in_context(NonRecordingSpan(span), _EMPTY)
+        return extract_context(carrier)  # type: ignore[arg-type]  # it refuses what is no mapping
+
+    def _look(self) -> None:
+        propagator = get_global_textmap()
+        parts = propagator._propagators if type(propagator) is CompositePropagator else ()
+        self._plain = len(parts) == 2 and {type(part) for part in parts} == _DEFAULT
+        self._seen = propagator
