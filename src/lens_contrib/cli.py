@@ -22,6 +22,10 @@ __all__ = ["main"]
 
 #: Subcommand to ``(module, attribute)`` of its click command.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "agent": ("lens_contrib.recovery.agent", "agent"),
+    "hang": ("lens_contrib.timeline.hang_command", "hang"),
+    "recover": ("lens_contrib.recovery.command", "recover"),
+    "stacks": ("lens_contrib.recovery.command", "stacks"),
     "demo": ("lens_contrib.demo.command", "demo"),
     "doctor": ("lens_contrib.doctor", "doctor"),
 }

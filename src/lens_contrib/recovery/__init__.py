@@ -1,0 +1,1 @@
+"""The commands for journals: ``lens recover``, ``lens stacks`` and ``lens agent``."""

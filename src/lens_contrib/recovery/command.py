@@ -1,0 +1,133 @@
+"""``lens recover`` and ``lens stacks``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from lens_contrib.recovery.asking import ask_for_stacks
+from lens_core.telemetry.exporters import SPANS, otlp_sink
+from lens_core.telemetry.journal.attach import SenderSink
+from lens_core.telemetry.journal.location import search_directories
+from lens_core.telemetry.journal.recovery import DirectorySink, Recovered, RecoveredSink
+from lens_core.telemetry.journal.recovery import recover as recover_journals
+
+__all__ = ["recover", "stacks"]
+
+
+def _exit_status(text: str) -> tuple[int, int]:
+    pid, _, status = text.partition(":")
+    try:
+        return int(pid), int(status)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not PID:STATUS") from None
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="DIR...")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for the recovered spans, instead of the run's own.",
+)
+@click.option("--otlp", metavar="ENDPOINT", help="Send them to this OTLP/HTTP receiver instead.")
+@click.option(
+    "--exit-status",
+    "exit_statuses",
+    multiple=True,
+    metavar="PID:STATUS",
+    help="How a process ended: minus the signal's number, or the exit status. Repeatable.",
+)
+@click.option(
+    "--assume-dead",
+    is_flag=True,
+    help="Also recover processes that cannot be judged from here, such as those of another host.",
+)
+def recover(
+    runs: Sequence[str],
+    output: Path | None,
+    otlp: str | None,
+    exit_statuses: Sequence[str],
+    assume_dead: bool,
+) -> None:
+    """Turn the journals of dead processes into ordinary telemetry.
+
+    DIR is a run's directory, a directory of journals, or the id of a run on this host. Spans that
+    were open get nemo.span.truncated and the reason; live processes are left alone. Running it
+    again changes nothing.
+
+    Exit status: 1 if something could not be read or delivered.
+    """
+    directories = [path for run in runs for path in search_directories(run)]
+
+    def sink(meta: Mapping[str, object]) -> RecoveredSink:
+        if otlp is not None:
+            return _otlp(otlp)
+        return DirectorySink(output or _own_directory(meta, runs))
+
+    result = recover_journals(
+        directories,
+        sink,
+        exit_statuses=dict(map(_exit_status, exit_statuses)),
+        assume_dead=assume_dead,
+    )
+    _show(result, directories)
+    sys.exit(1 if result.problems else 0)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--timeout", "timeout_s", default=2.0, show_default=True, help="Seconds to wait.")
+def stacks(runs: Sequence[str], timeout_s: float) -> None:
+    """Show the Python stacks of all threads of a run's live processes on this host.
+
+    RUN is the id of a run, its directory, or a directory of journals. Works also while C code
+    holds the interpreter lock.
+
+    Exit status: 1 if a process did not answer, 2 if there is none.
+    """
+    directories = [path for run in runs for path in search_directories(run)]
+    answers = ask_for_stacks(directories, timeout_s=timeout_s)
+    if not answers:
+        click.echo(f"lens: no live process has a journal in {', '.join(runs)}", err=True)
+        sys.exit(2)
+    for answer in answers:
+        rank = answer.journal.attributes.get("nv.dl.rank")
+        who = "" if rank is None else f"rank {rank}, "
+        click.echo(f"--- {who}process {answer.journal.process.pid}")
+        click.echo(answer.text.rstrip() if answer.text else f"({answer.problem})")
+    sys.exit(1 if any(answer.problem for answer in answers) else 0)
+
+
+def _otlp(endpoint: str) -> RecoveredSink:
+    return SenderSink(otlp_sink(SPANS, os.environ, endpoint))
+
+
+def _own_directory(meta: Mapping[str, object], runs: Sequence[str]) -> Path:
+    """The directory that the process wrote its files to, or else the one that was named."""
+    own = meta.get("output_dir")
+    if isinstance(own, str) and own and Path(own).is_dir():
+        return Path(own)
+    named = [Path(run) for run in runs if Path(run).is_dir()]
+    return named[0] if named else Path(str(own or "."))
+
+
+def _show(result: Recovered, directories: Sequence[Path]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if not directories:
+        console.print("no directory of journals was found")
+    for name, reason in result.processes.items():
+        console.print(f"{name}: {reason}", markup=False)
+    console.print(
+        f"{len(result.processes)} processes recovered: {result.ended} ended spans, "
+        f"{result.truncated} that were open; {len(result.alive)} left alone, alive"
+    )
+    for name in result.busy:
+        console.print(f"{name}: somebody else is recovering it", markup=False)
+    for problem in result.problems:
+        console.print(f"not recovered: {problem}", markup=False)

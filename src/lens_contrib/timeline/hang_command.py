@@ -1,0 +1,198 @@
+"""``lens hang``: the report of a run that hangs, or hung, for the terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from lens_contrib.recovery.asking import ask_for_stacks
+from lens_contrib.timeline.hang import HangReport, Suspect, analyse
+from lens_contrib.timeline.open_processes import OpenProcess, take_snapshot
+from lens_core.telemetry.journal.location import search_directories
+
+__all__ = ["hang", "main_stack", "to_json", "to_text"]
+
+_FRAMES = 6
+_MAX_SUSPECTS = 5
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="DIR...")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@click.option(
+    "--stacks",
+    is_flag=True,
+    help="Ask the live processes of this host for their stacks first (a signal that they handle).",
+)
+def hang(runs: Sequence[str], as_json: bool, stacks: bool) -> None:
+    """Show who waits for whom in a run that hangs, or hung when it was killed.
+
+    DIR is a run's directory, a directory of journals (of another host, say), or the id of a run on
+    this host. Several are taken together. Only reads, unless --stacks is given.
+
+    Exit status: 1 if something hangs, 0 if nothing does, 2 if there is nothing to read.
+    """
+    directories = [path for run in runs for path in search_directories(run)]
+    if stacks:
+        ask_for_stacks(directories)
+    snapshot = take_snapshot(directories)
+    if not snapshot.processes:
+        for problem in snapshot.problems:
+            click.echo(f"lens: {problem}", err=True)
+        click.echo(
+            f"lens: no journal and no truncated span in {', '.join(runs)}; "
+            "name the run's directory or the directory of its journals",
+            err=True,
+        )
+        sys.exit(2)
+    report = analyse(snapshot)
+    if as_json:
+        click.echo(json.dumps(to_json(report), indent=2))
+    else:
+        console = Console()
+        # Its width is that of a terminal or 80; a table in a file may be wider.
+        if not console.is_terminal:
+            console.width = 160
+        to_text(report, console)
+    sys.exit(1 if report.hangs else 0)
+
+
+def to_text(report: HangReport, console: Console) -> None:
+    """Write the report; its first line names the suspect."""
+    snapshot = report.snapshot
+    by_name = {process.name: process for process in snapshot.processes}
+    if not report.hangs:
+        moving = len(snapshot.processes)
+        console.print(f"nothing hangs: no process keeps others waiting ({moving} looked at)")
+    for suspect in report.suspects[:_MAX_SUSPECTS]:
+        console.print(_headline(suspect), soft_wrap=True, markup=False, highlight=False)
+        for name in suspect.names:
+            if name in by_name and (frames := main_stack(by_name[name].stacks)):
+                console.print(f"  {name} is at", markup=False, highlight=False)
+                for frame in frames:
+                    console.print(f"    {frame}", soft_wrap=True, markup=False, highlight=False)
+    table = Table("process", "state", "innermost open span", "since", "waits for")
+    for process in snapshot.processes:
+        table.add_row(*_row(report, process))
+    console.print(table)
+    for mismatch in report.mismatches:
+        parts = [f"{', '.join(names)} in {what}" for what, names in mismatch.operations.items()]
+        line = f"group {mismatch.group}: different operations: {'; '.join(parts)}"
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    if snapshot.world_size is not None:
+        ranks = {process.rank for process in snapshot.processes}
+        silent = [str(rank) for rank in range(snapshot.world_size) if rank not in ranks]
+        if silent:
+            console.print(f"no open spans of rank {', '.join(silent)} are here", highlight=False)
+    for problem in snapshot.problems:
+        console.print(f"not read: {problem}", soft_wrap=True, markup=False, highlight=False)
+
+
+def to_json(report: HangReport) -> dict[str, object]:
+    """The report as JSON objects; times are nanoseconds since the epoch."""
+    snapshot = report.snapshot
+    return {
+        "now_ns": snapshot.now_ns,
+        "is_live": snapshot.is_live,
+        "hangs": report.hangs,
+        "suspects": [
+            {
+                "kind": suspect.kind,
+                "processes": list(suspect.names),
+                "waiters": list(suspect.waiters),
+                "progresses": suspect.progresses,
+                "text": suspect.text,
+            }
+            for suspect in report.suspects
+        ],
+        "waits": [
+            {
+                "process": edge.waiting,
+                "for": edge.waited_for,
+                "why": edge.why,
+                "since_ns": edge.since_ns,
+            }
+            for edge in report.edges
+        ],
+        "mismatches": [
+            {"group": mismatch.group, "operations": mismatch.operations}
+            for mismatch in report.mismatches
+        ],
+        "processes": [_process_json(process) for process in snapshot.processes],
+        "problems": snapshot.problems,
+    }
+
+
+def main_stack(stacks: str) -> list[str]:
+    """The innermost frames of the main thread, from what faulthandler or the journal wrote."""
+    threads: list[tuple[str, list[str]]] = []
+    for line in stacks.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            threads.append((line, []))
+        elif line.startswith("  File ") and threads:
+            threads[-1][1].append(line.strip())
+    if not threads:
+        return []
+    named = [frames for head, frames in threads if "[MainThread]" in head]
+    # faulthandler does not name threads; the main one is the oldest, which it writes last.
+    return (named[-1] if named else threads[-1][1])[:_FRAMES]
+
+
+def _headline(suspect: Suspect) -> str:
+    count = len(suspect.waiters)
+    if not count:
+        return f"suspect: {suspect.text}"
+    verb = "waits" if count == 1 else "wait"
+    return f"suspect: {suspect.text}; {count} {verb} for it: {', '.join(suspect.waiters)}"
+
+
+def _row(report: HangReport, process: OpenProcess) -> tuple[str, str, str, str, str]:
+    now_ns = report.snapshot.now_ns
+    state = "alive" if not process.reason else process.reason
+    if process.gone:
+        state = f"dead ({process.reason or 'silent'})"
+    spans = process.innermost
+    if not spans:
+        return process.name, state, "none", "", ""
+    paths = [" > ".join(part.name for part in process.path_to(span)) for span in spans]
+    ages = [f"{(now_ns - span.start_ns) / 1e9:.1f} s" for span in spans]
+    waits = [str(wait) for wait in report.waits.get(process.name, ())]
+    called = [
+        f"{edge.waited_for} ({edge.why})"
+        for edge in report.edges
+        if edge.waiting == process.name and edge.why.startswith("call ")
+    ]
+    return process.name, state, "\n".join(paths), "\n".join(ages), "\n".join([*waits, *called])
+
+
+def _process_json(process: OpenProcess) -> dict[str, object]:
+    innermost = {span.span_id for span in process.innermost}
+    return {
+        "name": process.name,
+        "rank": process.rank,
+        "host": process.host,
+        "pid": process.pid,
+        "gone": process.gone,
+        "reason": process.reason,
+        "alive_ns": process.alive_ns,
+        "activity_ns": process.activity_ns,
+        "source": str(process.source),
+        "stack": main_stack(process.stacks),
+        "open_spans": [
+            {
+                "trace_id": span.trace_id,
+                "span_id": span.span_id,
+                "parent_span_id": span.parent_span_id,
+                "name": span.name,
+                "start_ns": span.start_ns,
+                "innermost": span.span_id in innermost,
+                "attributes": dict(span.attributes),
+            }
+            for span in process.spans
+        ],
+    }
