@@ -6,11 +6,11 @@ have to wait for a device never does. Values under keys that hold secrets or use
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from enum import Enum
-from functools import lru_cache
 from numbers import Integral, Real
 from os import PathLike, fspath
 from typing import Final
@@ -69,6 +69,8 @@ _HARMLESS: Final = frozenset(
 _MAX_DEPTH: Final = 6
 _MAX_ITEMS: Final = 256
 _MAX_TEXT: Final = 16_384
+#: Texts up to this length repeat (phases, names), so what redaction makes of them is remembered.
+_SHORT: Final = 64
 _PLAIN: Final = frozenset({str, bool, int, float})
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_IN_TEXT: Final = re.compile(
@@ -100,18 +102,23 @@ def clean_attributes(
 ) -> dict[str, AttributeValue]:
     """Attributes that OpenTelemetry accepts, with secrets replaced. Never raises."""
     cleaned: dict[str, AttributeValue] = {}
+    is_secret: Callable[[str], bool] = _is_secret_by_default
+    if redact_keys is not DEFAULT_REDACT_KEYS:
+        is_secret = functools.partial(_matches, redact_keys=redact_keys)
     for key, value in attributes.items():
-        if type(value) in (bool, int, float) and key.__class__ is str:
-            # The common case. A number is redacted too where the key says that it is a secret.
-            cleaned[key] = REDACTED if _is_secret(key, redact_keys) else value  # type: ignore[assignment]
-            continue
+        kind = type(value)
         try:
-            simple = _simplify(redact_value(str(key), value, redact_keys))
+            # The common cases first: this runs once per span, in the training step.
+            if kind is int or kind is float or kind is bool:
+                cleaned[key] = REDACTED if is_secret(key) else value  # type: ignore[assignment]
+            elif kind is str and len(value) <= _SHORT:  # type: ignore[arg-type]
+                cleaned[key] = REDACTED if is_secret(key) else _redact_short(value)
+            else:
+                simple = _simplify(redact_value(str(key), value, redact_keys))
+                if simple is not None:
+                    cleaned[str(key)] = simple
         except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything
             incidents.record("attributes.failed", f"{key}: {type(error).__name__}: {error}")
-            continue
-        if simple is not None:
-            cleaned[str(key)] = simple
     return cleaned
 
 
@@ -129,6 +136,11 @@ def redact_value(
 def redact_text(text: str) -> str:
     """Text in which what looks like a secret is replaced: ``api_key=...``, ``Bearer ...``."""
     return _SECRET_IN_TEXT.sub(lambda m: f"{m.group(1) or m.group(2) or ''}{REDACTED}", text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _redact_short(text: str) -> str:
+    return redact_text(text)
 
 
 def to_number(value: object) -> int | float | None:
@@ -172,7 +184,7 @@ def _is_secret(key: str, redact_keys: Collection[str]) -> bool:
     return _matches(key, redact_keys)
 
 
-@lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=2048)
 def _is_secret_by_default(key: str) -> bool:
     return _matches(key, DEFAULT_REDACT_KEYS)
 
@@ -185,7 +197,7 @@ def _matches(key: str, redact_keys: Collection[str]) -> bool:
     return any(f" {' '.join(_words(name))} " in joined for name in redact_keys)
 
 
-@lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=512)
 def _words(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _WORD.findall(name))
 

@@ -187,7 +187,8 @@ def trace_fn(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if group not in switch.enabled:
-                return function(*args, **kwargs)
+                # Passing on an empty mapping would make another one.
+                return function(*args, **kwargs) if kwargs else function(*args)  # type: ignore[call-arg]
             with site.scope():
                 return function(*args, **kwargs)
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor
+from opentelemetry.sdk.trace import (
+    ReadableSpan,
+    SpanLimits,
+    SpanProcessor,
+    SynchronousMultiSpanProcessor,
+)
 from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Tracer, TracerProvider
@@ -88,8 +93,9 @@ def build_traces(
         shutdown_on_exit=False,
         id_generator=id_generator_from_env() if id_generator is None else id_generator,
         span_limits=_span_limits(),
+        # It is a list of processors itself: the SDK's own list around it would only cost time.
+        active_span_processor=cast("SynchronousMultiSpanProcessor", pipeline),
     )
-    provider.add_span_processor(pipeline)
     return Traces(pipeline, deliveries, provider, True, provider.get_tracer(_SCOPE))
 
 
