@@ -105,7 +105,7 @@ def memory_cgroup(limit_bytes):
         try:
             yield ("/bin/sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
         finally:
-            wait_for(lambda: not (group / "cgroup.procs").read_text().strip())
+            wait_for(lambda procs=group / "cgroup.procs": not procs.read_text().strip())
             group.rmdir()
         return
     yield None

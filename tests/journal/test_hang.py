@@ -1,0 +1,103 @@
+"""``lens hang`` names the one to blame: on the live job, on the dead one, and after recovery."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from lens_contrib.cli import main
+from lens_core.telemetry.journal.families import find_families
+from lens_core.telemetry.journal.liveness import Liveness
+from lens_core.telemetry.journal.reader import read_journal
+from lens_core.telemetry.journal.recovery import DirectorySink, recover
+from tests.gloo import rank_outcomes
+from tests.journal import hang_cases
+from tests.journal.killing import wait_for
+
+CASES = {
+    "sleeps_before_its_send": ("stuck", ["rank 1"], "time.sleep", "sleeps_before_its_send"),
+    "different_collectives": ("mismatch", ["rank 2"], "barrier #1", None),
+    "sends_in_a_circle": ("cycle", ["rank 0", "rank 1", "rank 2", "rank 3"], "wait for each", None),
+    "one_is_killed": ("dead", ["rank 2"], "died", None),
+    "stuck_in_python": ("stuck", ["rank 3"], "waits for nobody", "spin_for_ever"),
+}
+
+
+def lens(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def journals(directory):
+    return [read_journal(family.journal) for family in find_families(directory)]
+
+
+def live_pids(directory):
+    return [
+        read_journal(family.journal).process.pid
+        for family in find_families(directory)
+        if family.liveness() is Liveness.ALIVE
+    ]
+
+
+def hangs(directory, alive):
+    """Whether all processes are there and nothing has moved for a while."""
+    if not directory.is_dir():
+        return False
+    images = journals(directory)
+    now_ns = time.time_ns()
+    return (
+        len(images) == 4
+        and len(live_pids(directory)) == alive
+        and all(image.beat and now_ns - image.beat.activity_ns > 4e9 for image in images)
+    )
+
+
+def check(result, kind, names, text, frame):
+    assert result.exit_code == 1, result.output
+    report = json.loads(result.output)
+    suspect = report["suspects"][0]
+    assert (suspect["kind"], suspect["processes"]) == (kind, names), report["suspects"]
+    assert len(suspect["waiters"]) + len(names) == 4
+    if kind != "stuck":
+        assert text in suspect["text"]
+    if frame is not None:
+        (stack,) = [p["stack"] for p in report["processes"] if p["name"] in names]
+        assert any(frame in line for line in stack[:2]), stack
+    return suspect
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_suspect(case, tmp_path):
+    kind, names, text, frame = CASES[case]
+    directory = tmp_path / "journals" / "run"
+    ranks = threading.Thread(
+        target=rank_outcomes,
+        args=(hang_cases.run, 4, 60.0, case, str(tmp_path)),
+        kwargs={"group_timeout_s": 120.0},
+    )
+    ranks.start()
+    try:
+        wait_for(lambda: hangs(directory, alive=3 if case == "one_is_killed" else 4), 45.0)
+        check(lens("hang", directory, "--json"), kind, names, text, frame)
+        shown = lens("hang", directory).output.splitlines()
+        assert shown[0].startswith("suspect: ")
+        assert all(name in shown[0] for name in names)
+    finally:
+        for pid in live_pids(directory):
+            os.kill(pid, signal.SIGKILL)
+        ranks.join()
+    check(lens("hang", directory, "--json"), kind, names, text, frame)
+    recovered = recover([directory], lambda meta: DirectorySink(tmp_path / "run"))
+    assert len(recovered.processes) == 4
+    assert recovered.problems == []
+    check(lens("hang", tmp_path / "run", "--json"), kind, names, text, frame)
+
+
+def test_nothing_there(tmp_path):
+    result = lens("hang", tmp_path)
+    assert result.exit_code == 2
+    assert "no journal" in result.output
