@@ -71,6 +71,7 @@ def running(output: Path):
         "NEMO_LENS_ENABLED": "1",
         "NEMO_LENS_EXPORTER": "file",
         "NEMO_LENS_OUTPUT_DIR": str(output),
+        "NEMO_LENS_JOURNAL_DIR": str(output / "journals"),
         "NEMO_LENS_RUN_ID": "ray-tests",
         "OMP_NUM_THREADS": "1",
     }
