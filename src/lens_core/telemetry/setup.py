@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.errors import MissingExtraError, SetupError
+from lens_core.errors import ConfigError, MissingExtraError, SetupError
+from lens_core.incidents import incidents
 from lens_core.telemetry.config import NemoLensConfig
 from lens_core.telemetry.handle import TelemetryHandle, set_current_telemetry
 from lens_core.telemetry.run_identity import resolve_run_identity
@@ -90,7 +92,8 @@ def setup_telemetry(
     _once.take()
     try:
         try:
-            from lens_core.telemetry import providers
+            with _usable_limits():
+                from lens_core.telemetry import providers
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("opentelemetry"):
                 raise
@@ -114,3 +117,27 @@ def setup_telemetry(
         raise
     set_current_telemetry(handle)
     return handle
+
+
+@contextmanager
+def _usable_limits() -> Iterator[None]:
+    """A block without the limits (``OTEL_*_LIMIT``) in the environment that are no numbers.
+
+    The SDK reads some of them when it is imported, and its import fails for a bad one.
+    """
+    bad = {
+        name: text
+        for name, text in os.environ.items()
+        if name.startswith("OTEL_")
+        and name.endswith("_LIMIT")
+        and text.strip()
+        and not text.strip().isdigit()
+    }
+    for name, text in bad.items():
+        error = ConfigError(name, text, "a number from 0")
+        incidents.record("config.invalid", str(error), todo="Using the default limit.")
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(bad)
