@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal
-from weakref import WeakKeyDictionary
 
 from opentelemetry.trace import Tracer
 
@@ -43,16 +42,21 @@ SUPPORTED_TORCH: Final = ((2, 13), (2, 14))
 _Pipeline = PipelineScheduleSingle | PipelineScheduleMulti | _PipelineStageBase
 _ABSENT: Final = object()
 _numbers: Final = itertools.count()
-_live: Final[WeakKeyDictionary[_Pipeline, Instrumentation]] = WeakKeyDictionary()
+#: Where a schedule or stage keeps its instrumentation: on itself, so that neither outlives the
+#: other.
+_KEPT_AS: Final = "_lens_instrumentation"
 
 
 class Instrumentation:
     """What :func:`instrument_pipelining` installed; also a context manager that removes it."""
 
     def __init__(
-        self, target: _Pipeline, hooks: Sequence[StageHooks], restore: Callable[[], None]
+        self,
+        targets: Sequence[_Pipeline],
+        hooks: Sequence[StageHooks],
+        restore: Callable[[], None],
     ) -> None:
-        self._target = target
+        self._targets = list(targets)
         self._hooks = list(hooks)
         self._restore = restore
 
@@ -62,8 +66,10 @@ class Instrumentation:
         Not between two steps of one rank alone where frames are sent: with ``links="wire"`` every
         rank of the pipeline must do it at the same step.
         """
-        if _live.get(self._target) is self:
-            del _live[self._target]
+        targets, self._targets = self._targets, []
+        if targets:
+            for target in targets:
+                delattr(target, _KEPT_AS)
             for hooks in self._hooks:
                 hooks.remove()
             self._restore()
@@ -122,7 +128,8 @@ def instrument_pipelining(
         raise ConfigError("links", links, "'derived' or 'wire'")
     check_torch(torch.__version__)
     stages, is_schedule = _stages(schedule_or_stage)
-    if schedule_or_stage in _live or any(stage in _live for stage in stages):
+    targets = list(dict.fromkeys((schedule_or_stage, *stages)))
+    if any(_installed_on(target) is not None for target in targets):
         raise SetupError("this schedule is instrumented already; uninstrument it first")
     pipeline = name or f"pipeline{next(_numbers)}"
     if links == "wire":
@@ -135,14 +142,15 @@ def instrument_pipelining(
     )
     hooks = [StageHooks(stage, shared, alone=not is_schedule) for stage in stages]
     restore = _hook_step(schedule_or_stage, shared) if is_schedule else _nothing
-    installed = Instrumentation(schedule_or_stage, hooks, restore)
-    _live[schedule_or_stage] = installed
+    installed = Instrumentation(targets, hooks, restore)
+    for target in targets:
+        setattr(target, _KEPT_AS, installed)
     return installed
 
 
 def uninstrument_pipelining(schedule_or_stage: _Pipeline) -> None:
     """Remove what :func:`instrument_pipelining` installed; nothing where it installed nothing."""
-    installed = _live.get(schedule_or_stage)
+    installed = _installed_on(schedule_or_stage)
     if installed is not None:
         installed.uninstrument()
 
@@ -161,6 +169,11 @@ def check_torch(version: str) -> None:
             f"instrument_pipelining supports torch >= {first[0]}.{first[1]}, < {end[0]}.{end[1]}, "
             f"not {version}; use hop_span() around the sends and receives instead"
         )
+
+
+def _installed_on(target: _Pipeline) -> Instrumentation | None:
+    installed: Instrumentation | None = vars(target).get(_KEPT_AS)
+    return installed
 
 
 def _stages(target: object) -> tuple[list[_PipelineStageBase], bool]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
+from opentelemetry.util.types import AttributeValue
 
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.wire import Wire
@@ -30,6 +31,7 @@ __all__ = ["PipelineTrace", "guarded"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Attributes = Mapping[str, AttributeValue]
 #: Direction (``forward`` or ``backward``), stage, microbatch.
 Place = tuple[str, int, int]
 
@@ -80,6 +82,7 @@ class PipelineTrace:
         self._wire = wire
         self._calls = 0
         self._scope: StepScope | None = None
+        self._has_step_span = True
         self._pipeline = name
         self._receiving: dict[Place, list[_Receiving]] = {}
         self._unread: list[_Receiving] = []
@@ -105,6 +108,7 @@ class PipelineTrace:
         """The schedule starts to run once more."""
         self.end_step()
         scope = current_step()
+        self._has_step_span = scope is not None
         if scope is None:
             # A stage that was instrumented alone, in a program that opens no steps.
             who, kind = current_identity(), f"pipeline {self.name}"
@@ -133,15 +137,9 @@ class PipelineTrace:
     def compute(self, name: str, place: Place) -> Span:
         """A started span of a stage's computation; linked to its input where that is local."""
         link = self._local.pop(place, None)
-        span = self.tracer.start_span(
-            name,
-            attributes=self.layout.span_attributes(
-                place[1], place[2], "forward" if place[0] == "forward" else "backward"
-            ),
-            links=() if link is None else (link,),
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+        direction = "forward" if place[0] == "forward" else "backward"
+        attributes = self.layout.span_attributes(place[1], place[2], direction)
+        span = self._start(name, SpanKind.INTERNAL, attributes, link)
         self._computed[place] = span.get_span_context()
         return span
 
@@ -227,16 +225,35 @@ class PipelineTrace:
                 attributes=attributes,
             )
             return span
-        return self.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+        return self._start(name, SpanKind.PRODUCER, attributes, None)
 
     def _start_recv(self, place: Place, source: int) -> Span:
         direction, stage, microbatch = place
         link = None if self._wire is not None else self._derived_link(place, source)
+        attributes = self.layout.span_attributes(stage, microbatch, direction, source)
+        return self._start(f"recv_{direction}", SpanKind.CONSUMER, attributes, link)
+
+    def _start(self, name: str, kind: SpanKind, attributes: Attributes, link: Link | None) -> Span:
+        links = () if link is None else (link,)
+        if self._scope is not None and not self._has_step_span:
+            # No span of the step to be a child of: a root, but in the trace of the step.
+            span, _ = start_owned_span(
+                self.tracer,
+                name,
+                self._scope.trace_id,
+                0,
+                links=links,
+                kind=kind,
+                attributes=attributes,
+            )
+            return span
         return self.tracer.start_span(
-            f"recv_{direction}",
-            kind=SpanKind.CONSUMER,
-            attributes=self.layout.span_attributes(stage, microbatch, direction, source),
-            links=() if link is None else (link,),
+            name,
+            kind=kind,
+            attributes=attributes,
+            links=links,
+            record_exception=False,
+            set_status_on_exception=False,
         )
 
     def _derived_link(self, place: Place, source: int) -> Link | None:

@@ -123,7 +123,7 @@ def start_owned_span(
         tracer: Tracer that starts the span.
         name: Name of the span.
         trace_id: Derived trace id.
-        span_id: Derived span id.
+        span_id: Derived span id; 0 for a span that only has to be in the derived trace.
         context: Context that holds the local span; the current one if not given.
         links: Links of the span.
         kind: Kind of the span.
@@ -152,7 +152,7 @@ def start_owned_span(
     finally:
         _forced.reset(token)
     started = span.get_span_context()
-    if started.span_id == span_id and started.trace_id == trace_id:
+    if started.trace_id == trace_id and span_id in (0, started.span_id):
         return span, True
     if started.is_valid and started != local:
         incidents.record(
