@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from lens_contrib.timeline.runs import read_run
+from tests.telemetry.harness import receiving
 
 pytest.importorskip("ray")
 pytest.importorskip("torch")
@@ -129,6 +130,17 @@ def test_one_hop_that_does_not_resolve_fails_the_run(run, tmp_path, transport, h
         (tmp_path / path.name).write_text("\n".join(lines) + "\n")
     assert harmed
     assert not _report_hops(Console(quiet=True), read_run(tmp_path), EXPECTED)
+
+
+def test_a_collector_gets_every_span_too(tmp_path):
+    with receiving() as receiver:
+        done = lens_demo(
+            f"--ranks={RANKS}", "--steps=10", f"--otlp={receiver.endpoint}", cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        received = [span.span_id.hex() for span, _ in receiver.spans()]
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert sorted(received) == sorted(span.span_id for span in read_run(directory).spans)
 
 
 def test_an_existing_run_is_not_written_over(run):

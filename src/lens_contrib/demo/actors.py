@@ -13,7 +13,7 @@ from lens_contrib.demo.model import ModelShape, PipelineStage, sample_text
 from lens_contrib.demo.text import load_corpus
 from lens_contrib.demo.training import StageTrainer, TrainingPlan
 from lens_contrib.ray import traced
-from lens_core import NemoLensConfig, setup_telemetry
+from lens_core import NemoLensConfig, TelemetryHandle, setup_telemetry
 from lens_core.errors import MissingExtraError
 from lens_core.semconv import (
     DL_PIPELINE_PARALLEL_RANK,
@@ -112,10 +112,20 @@ class StageActor:
 
 
 class SamplerActor:
-    """Writes text with the trained weights. Sets no telemetry up: the decorator does."""
+    """Writes text with the trained weights.
 
-    def __init__(self) -> None:
+    Args:
+        otlp_endpoint: Base URL of a collector that gets the spans as well. Without one this actor
+            sets no telemetry up: the decorator does, from the environment.
+    """
+
+    def __init__(self, otlp_endpoint: str | None) -> None:
         torch.set_num_threads(1)
+        self._telemetry: TelemetryHandle | None = None
+        if otlp_endpoint is not None:
+            self._telemetry = setup_telemetry(
+                NemoLensConfig.from_env(), otlp_endpoint=otlp_endpoint, write_through=True
+            )
 
     @traced
     def sample(
@@ -137,3 +147,8 @@ class SamplerActor:
             stages.append(stage.eval())
         ids = sample_text(stages, corpus.encode(prompt), length, shape.context)
         return corpus.decode(ids)
+
+    def close(self) -> None:
+        """Send what telemetry is left."""
+        if self._telemetry is not None:
+            self._telemetry.shutdown()

@@ -127,7 +127,7 @@ class _Driver:
         self._stages: list[Any] = [
             stage.remote(rank, shape, plan, text, otlp) for rank in range(shape.stages)
         ]
-        self._sampler = ray.remote(SamplerActor).remote()
+        self._sampler: Any = ray.remote(SamplerActor).remote(otlp)
 
     def run(
         self,
@@ -160,7 +160,8 @@ class _Driver:
                 (self._shape, files, self._text, _PROMPT, _SAMPLE_LENGTH),
             )
             sample = ray.get(sampled, timeout=_CALL_TIMEOUT_S)
-        ray.get([stage.close.remote() for stage in self._stages], timeout=_CALL_TIMEOUT_S)
+        closing = [actor.close.remote() for actor in (*self._stages, self._sampler)]
+        ray.get(closing, timeout=_CALL_TIMEOUT_S)
         return DemoResult(losses, str(sample), self._calls)
 
     def _on_all_stages(
