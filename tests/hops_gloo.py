@@ -56,38 +56,31 @@ def _case(name: str) -> TransportCase:
 @contextmanager
 def _on_the_wire() -> Iterator[list[str]]:
     """Records what torch.distributed is given to send: shapes, dtypes and devices, in order."""
-    import torch.distributed as dist
+    from torch.distributed import ProcessGroup
 
     seen: list[str] = []
-    kept = dist.send, dist.isend, dist.broadcast, dist.batch_isend_irecv
+    # From the class's own dictionary: as attributes they would come back unbound.
+    kept = {name: vars(ProcessGroup)[name] for name in ("send", "broadcast")}
+    kept_send, kept_broadcast = ProcessGroup.send, ProcessGroup.broadcast
 
-    def note(tensor) -> None:
-        seen.append(f"{tensor.dtype}{tuple(tensor.shape)}@{tensor.device}")
+    def note(tensors) -> None:
+        seen.extend(f"{each.dtype}{tuple(each.shape)}@{each.device}" for each in tensors)
 
-    def send(tensor, *args, **kwargs):
-        note(tensor)
-        return kept[0](tensor, *args, **kwargs)
+    def send(group, tensors, *args):
+        note(tensors)
+        return kept_send(group, tensors, *args)
 
-    def isend(tensor, *args, **kwargs):
-        note(tensor)
-        return kept[1](tensor, *args, **kwargs)
+    def broadcast(group, tensors, *args):
+        note(tensors)
+        return kept_broadcast(group, tensors, *args)
 
-    def broadcast(tensor, *args, **kwargs):
-        note(tensor)
-        return kept[2](tensor, *args, **kwargs)
-
-    def batch_isend_irecv(ops):
-        for op in ops:
-            if op.op is kept[1]:
-                note(op.tensor)
-        return kept[3](ops)
-
-    dist.send, dist.isend, dist.broadcast = send, isend, broadcast
-    dist.batch_isend_irecv = batch_isend_irecv
+    # Where every send and broadcast passes, those of torch.distributed's functions too.
+    ProcessGroup.send, ProcessGroup.broadcast = send, broadcast
     try:
         yield seen
     finally:
-        dist.send, dist.isend, dist.broadcast, dist.batch_isend_irecv = kept
+        for name, method in kept.items():
+            setattr(ProcessGroup, name, method)
 
 
 class _Ring:
@@ -121,8 +114,8 @@ class _Ring:
         import torch
         import torch.distributed as dist
 
-        from lens_contrib.nccl.channels import outlet_to
         from lens_contrib.nccl.buffers import slack_of
+        from lens_contrib.nccl.channels import outlet_to
         from lens_core.testing.carriers import carrier_for
 
         tensor = tensor_of(message)
@@ -244,17 +237,11 @@ def _batched(ring: _Ring, parcels: list[Parcel]) -> None:
                 for other in raw:
                     other.wait()
             else:
-                send = dist.P2POp(_isend(), tensor_of(message), ring.next)
+                send = dist.P2POp(dist.isend, tensor_of(message), ring.next)
                 other, work = nccl.batch_isend_irecv([send, receive], mode=ring.mode)
                 other.wait()
             work.wait()
         ring.arrived(parcel, into, work.carrier, before)
-
-
-def _isend():
-    from torch.distributed.distributed_c10d import isend
-
-    return isend
 
 
 def _broadcast_rank(

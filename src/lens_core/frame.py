@@ -169,7 +169,7 @@ def encode_frame(carrier: Mapping[str, str], *, capacity: int, sequence: int = 0
 
 
 def encode_ids(
-    trace_id: int, span_id: int, trace_flags: int, *, capacity: int, sequence: int = 0
+    trace_id: int, span_id: int, trace_flags: int, capacity: int, sequence: int = 0
 ) -> bytes:
     """What :func:`encode_frame` gives for a carrier of a ``traceparent`` alone, made faster.
 

@@ -27,7 +27,7 @@ capacities = st.sampled_from([HEADER_BYTES, P2P_CAPACITY, BROADCAST_CAPACITY, 20
 @given(trace_ids, span_ids, st.integers(0, 255), capacities, st.integers(0, 2**64 - 1))
 def test_the_bytes_are_those_of_encode_frame(trace_id, span_id, flags, capacity, sequence):
     traceparent = f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}"
-    frame = encode_ids(trace_id, span_id, flags, capacity=capacity, sequence=sequence)
+    frame = encode_ids(trace_id, span_id, flags, capacity, sequence)
     assert frame == encode_frame({"traceparent": traceparent}, capacity=capacity, sequence=sequence)
     if capacity <= BROADCAST_CAPACITY:
         assert decode_ids(frame) == (traceparent, sequence)

@@ -26,14 +26,16 @@ class Outlet:
     Attributes:
         rank: This process's global rank.
         peer: Global rank of the receiver.
+        group_peer: Its rank within the group.
         numbers: The next frame's sequence number, from 0.
     """
 
-    __slots__ = ("numbers", "peer", "rank")
+    __slots__ = ("group_peer", "numbers", "peer", "rank")
 
-    def __init__(self, rank: int, peer: int) -> None:
-        self.rank = rank
+    def __init__(self, facts: GroupFacts, peer: int) -> None:
+        self.rank = facts.rank
         self.peer = peer
+        self.group_peer = facts.group_ranks[peer]
         self.numbers: Iterator[int] = itertools.count()
 
 
@@ -46,14 +48,16 @@ class Inlet:
     Attributes:
         rank: This process's global rank.
         peer: Global rank of the sender.
+        group_peer: Its rank within the group.
         turns: The next receive's turn, from 0.
     """
 
-    __slots__ = ("_reader", "peer", "rank", "turns")
+    __slots__ = ("_reader", "group_peer", "peer", "rank", "turns")
 
-    def __init__(self, rank: int, peer: int) -> None:
-        self.rank = rank
+    def __init__(self, facts: GroupFacts, peer: int) -> None:
+        self.rank = facts.rank
         self.peer = peer
+        self.group_peer = facts.group_ranks[peer]
         self.turns: Iterator[int] = itertools.count()
         self._reader = Turns(self._where)
 
@@ -106,7 +110,7 @@ def outlet_to(
         facts = channels.facts
         rank = _peer_rank(facts, peer, group_peer, "dst")
         key = (rank, _match_tag(facts, tag, tensor))
-        known = channels.outlets.setdefault(key, Outlet(facts.rank, rank))
+        known = channels.outlets.setdefault(key, Outlet(facts, rank))
         channels.outlets_by_call[call] = known
     return known
 
@@ -132,7 +136,7 @@ def inlet_from(
         facts = channels.facts
         rank = _peer_rank(facts, peer, group_peer, "src")
         key = (rank, _match_tag(facts, tag, tensor))
-        known = channels.inlets.setdefault(key, Inlet(facts.rank, rank))
+        known = channels.inlets.setdefault(key, Inlet(facts, rank))
         channels.inlets_by_call[call] = known
     return known
 

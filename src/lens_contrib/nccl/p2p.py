@@ -10,7 +10,7 @@ no context, and is of the same size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lens_contrib.nccl.buffers import slack_of
 from lens_contrib.nccl.channels import inlet_from, outlet_to
@@ -65,12 +65,10 @@ def send(
     if outlet.peer == outlet.rank:
         raise PeerRankError(outlet.rank, outlet.peer, "a blocking send to itself never returns")
     parcel = Parcel(tensor, mode, outlet)
-    if len(parcel.wire) == 1:
-        dist.send(parcel.wire[0], outlet.peer, member, tag)
-    else:
-        works = _posted(dist.isend(part, outlet.peer, member, tag) for part in parcel.wire)
-        for work in works:
-            work.wait()
+    # The group's own send, here and below: what dist.send would check was checked above.
+    works = [member.send([part], outlet.group_peer, tag) for part in parcel.wire]
+    for work in works:
+        work.wait()
     parcel.arrive()
 
 
@@ -115,12 +113,9 @@ def recv(
     if inlet.peer == inlet.rank:
         raise PeerRankError(inlet.rank, inlet.peer, "a blocking receive from itself never returns")
     landing = Landing(tensor, mode, inlet)
-    if len(landing.wire) == 1:
-        dist.recv(landing.wire[0], inlet.peer, member, tag)
-    else:
-        works = _posted(dist.irecv(part, inlet.peer, member, tag) for part in landing.wire)
-        for work in works:
-            work.wait()
+    works = [member.recv([part], inlet.group_peer, tag) for part in landing.wire]
+    for work in works:
+        work.wait()
     landing.arrive()
     return landing.carrier()
 
@@ -148,7 +143,7 @@ def isend(
         return None
     outlet = outlet_to(member, dst, group_dst, tag, tensor)
     parcel = Parcel(tensor, mode, outlet)
-    works = _posted(dist.isend(part, outlet.peer, member, tag) for part in parcel.wire)
+    works = [member.send([part], outlet.group_peer, tag) for part in parcel.wire]
     return CarrierWork(works, parcel)
 
 
@@ -175,7 +170,7 @@ def irecv(
         return None
     inlet = inlet_from(member, src, group_src, tag, tensor)
     landing = Landing(tensor, mode, inlet)
-    works = _posted(dist.irecv(part, inlet.peer, member, tag) for part in landing.wire)
+    works = [member.recv([part], inlet.group_peer, tag) for part in landing.wire]
     return CarrierWork(works, landing)
 
 
@@ -227,8 +222,3 @@ def batch_isend_irecv(
         return [CarrierWork(works, message) for message in messages]
     own = iter(works)
     return [CarrierWork([next(own) for _ in message.wire], message) for message in messages]
-
-
-def _posted(works: Iterable[dist.Work | None]) -> list[dist.Work]:
-    """Start the operations; torch returns no work only on a rank that is not in the group."""
-    return [work for work in works if work is not None]

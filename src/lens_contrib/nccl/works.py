@@ -41,7 +41,7 @@ class Parcel:
             room = room_for(tensor, tensor.nbytes if packed else 0)
             if packed:
                 room.pack(tensor)
-            self.wire = (room.wire,) if packed else (tensor, room.wire)
+            self.wire = (room.wire,) if packed else (_real(tensor), room.wire)
         room.write(outgoing_frame(P2P_CAPACITY, next(outlet.numbers)))
         self._room = room
 
@@ -71,7 +71,7 @@ class Landing:
             check_message(tensor)
             self._packed = choose_mode(tensor, mode) == "packed"
             self._room = room_for(tensor, tensor.nbytes if self._packed else 0)
-            self.wire = (self._room.wire,) if self._packed else (tensor, self._room.wire)
+            self.wire = (self._room.wire,) if self._packed else (_real(tensor), self._room.wire)
         # The last message's frame may still be there, and a peer that sends none would revive it.
         self._room.clear()
         self._tensor = tensor
@@ -94,6 +94,11 @@ class Landing:
             self._unread = False
             self._carrier = self._inlet.read(self._room.read(), self._turn)
         return self._carrier
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as back ends move it: they know no complex numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class CarrierWork:

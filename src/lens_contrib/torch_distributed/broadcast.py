@@ -89,11 +89,14 @@ def broadcast_trace_context(
     channel = _channels.get(member)
     if channel is None:
         channel = _channels[member] = _Channel(group_facts(member))
-    else:
-        require_alive(member, channel.facts.rank)
-    if rank is not None and rank != channel.facts.rank:
+    elif group is not None:
+        require_alive(member, channel.rank)
+    if rank is not None and rank != channel.rank:
         channel.require_own_rank(rank)
-    source = channel.source(src_rank, group_src)
+    if group_src is None and src_rank in channel.group_ranks:
+        source = channel.group_ranks[src_rank]
+    else:
+        source = channel.source(src_rank, group_src)
     return channel.broadcast(member, source, step)
 
 
@@ -104,90 +107,113 @@ class _Channel:
         "_buffer",
         "_calls",
         "_device_type",
+        "_group_rank",
+        "_members",
+        "_options",
         "_source",
         "_turns",
         "_view",
-        "facts",
+        "group_ranks",
+        "rank",
     )
 
     def __init__(self, facts: GroupFacts) -> None:
-        self.facts = facts
+        self.rank = facts.rank
+        self.group_ranks = facts.group_ranks
+        self._members = facts.members
+        self._group_rank = facts.group_ranks[facts.rank]
         self._device_type = facts.frame_device_type()
         self._buffer, self._view = host_buffer(BROADCAST_CAPACITY)
+        self._options: dict[int, dist.BroadcastOptions] = {}
         self._calls = 0
         self._source = 0
         self._turns = Turns(self._where)
 
     def source(self, src_rank: int, group_src: int | None) -> int:
-        """The source's global rank, checked."""
+        """The source's rank within the group, checked."""
         if group_src is None:
-            if src_rank in self.facts.group_ranks:
-                return src_rank
             raise SourceRankError(
                 src_rank,
-                f"rank {self.facts.rank} asks in a group of the global ranks {self.facts.members}; "
+                f"rank {self.rank} asks in a group of the global ranks {self._members}; "
                 "name one of them, or use group_src",
             )
         if src_rank != 0:
             raise SourceRankError(src_rank, f"group_src={group_src} is given too; give one of them")
-        if group_src not in range(len(self.facts.group_ranks)):
+        if group_src not in range(len(self._members)):
             raise SourceRankError(
                 group_src,
-                f"rank {self.facts.rank} asks in a group of {len(self.facts.group_ranks)} ranks; "
+                f"rank {self.rank} asks in a group of {len(self._members)} ranks; "
                 "group_src counts within the group, from 0",
             )
-        return self.facts.members[group_src]
+        return group_src
 
     def require_own_rank(self, rank: int) -> None:
         """Refuse a rank that is neither the global rank nor that within the group."""
-        if rank != self.facts.group_ranks[self.facts.rank]:
+        if rank != self._group_rank:
             raise ProcessGroupError(
-                self.facts.rank, f"was called with rank={rank}; pass this process's own rank"
+                self.rank, f"was called with rank={rank}; pass this process's own rank"
             )
 
     def broadcast(
         self, group: dist.ProcessGroup, source: int, step: int | None
     ) -> dict[str, str] | None:
-        """Send or receive one frame."""
+        """Send or receive one frame; the source is a rank within the group.
+
+        The group's own broadcast, not ``dist.broadcast``: with cold caches its checks, which were
+        made here, cost as much as all else that is done here (``benchmarks/bench_broadcast.py``).
+        """
         due = self._turns.due(self._calls) if step is None else step & MAX_SEQUENCE
         self._source = source
-        if source == self.facts.rank:
-            raw = outgoing_frame(BROADCAST_CAPACITY, due, span_required=True)
-            self._send(raw, source, group)
+        on_host = self._device_type == "cpu"
+        if source != self._group_rank:
+            if on_host:
+                # A shorter message of somebody else would leave the last frame's end in place.
+                self._view[:] = _ZEROS
+                group.broadcast([self._buffer], self._options_for(source)).wait()
+                raw = bytes(self._view)
+            else:
+                raw = self._receive_on_device(group, source)
+            carrier = self._turns.read(raw, due, step is None)
         else:
-            raw = self._receive(source, group)
+            raw = outgoing_frame(BROADCAST_CAPACITY, due, True)
+            if on_host:
+                self._view[:] = raw
+                buffer = self._buffer
+            else:
+                buffer = frame_tensor(raw, current_device(self._device_type))
+            work = group.broadcast([buffer], self._options_for(source))
+            # Read while it is on its way: what the others get, less what did not fit.
+            carrier = self._turns.read(raw, due)
+            work.wait()
+            if carrier is None:
+                self._report_no_span()
         # Counted once the collective has returned, on every rank alike.
         self._calls += 1
-        carrier = self._turns.read(raw, due, follow=step is None)
-        if carrier is None and source == self.facts.rank:
-            incidents.record(
-                "broadcast.no_span",
-                f"rank {source} is the source of broadcast_trace_context and has no span to share",
-                todo="Call it inside a span on the source rank.",
-            )
         return carrier
 
-    def _send(self, raw: bytes, source: int, group: dist.ProcessGroup) -> None:
-        if self._device_type == "cpu":
-            self._view[:] = raw
-            dist.broadcast(self._buffer, source, group)
-        else:
-            device = current_device(self._device_type)
-            dist.broadcast(frame_tensor(raw, device), source, group)
+    def _options_for(self, source: int) -> dist.BroadcastOptions:
+        options = self._options.get(source)
+        if options is None:
+            options = self._options[source] = dist.BroadcastOptions()
+            options.rootRank = source
+            options.rootTensor = 0
+        return options
 
-    def _receive(self, source: int, group: dist.ProcessGroup) -> bytes:
-        if self._device_type == "cpu":
-            # A shorter message of somebody else would leave the end of the last frame in place.
-            self._view[:] = _ZEROS
-            dist.broadcast(self._buffer, source, group)
-            return bytes(self._view)
+    def _receive_on_device(self, group: dist.ProcessGroup, source: int) -> bytes:
         device = current_device(self._device_type)
         buffer = torch.zeros(BROADCAST_CAPACITY, dtype=torch.uint8, device=device)
-        dist.broadcast(buffer, source, group)
+        group.broadcast([buffer], self._options_for(source)).wait()
         return tensor_bytes(buffer)
 
+    def _report_no_span(self) -> None:
+        incidents.record(
+            "broadcast.no_span",
+            f"rank {self.rank} is the source of broadcast_trace_context and has no span",
+            todo="Call it inside a span on the source rank, so that there is one to share.",
+        )
+
     def _where(self) -> str:
-        return f"broadcast from rank {self._source} to rank {self.facts.rank}"
+        return f"broadcast from rank {self._members[self._source]} to rank {self.rank}"
 
 
 _channels: Final[WeakKeyDictionary[dist.ProcessGroup, _Channel]] = WeakKeyDictionary()

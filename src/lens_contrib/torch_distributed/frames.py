@@ -10,14 +10,16 @@ shows, so what counts there is how little of it there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import Span, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lens_core.boundary import current_carrier
@@ -32,7 +34,7 @@ __all__ = ["MAX_SEQUENCE", "Turns", "arrived_frame", "in_turn", "outgoing_frame"
 MAX_SEQUENCE: Final = 2**64 - 1
 
 
-def outgoing_frame(capacity: int, sequence: int, *, span_required: bool = False) -> bytes:
+def outgoing_frame(capacity: int, sequence: int, span_required: bool = False) -> bytes:
     """The current context as exactly ``capacity`` bytes.
 
     Args:
@@ -40,58 +42,52 @@ def outgoing_frame(capacity: int, sequence: int, *, span_required: bool = False)
         sequence: Count of frames on this channel.
         span_required: Whether a context without a valid span is no context, baggage or not.
     """
-    carrier: Mapping[str, str] = {}
     try:
         context = otel_context.get_current()
-        span = trace.get_current_span(context).get_span_context()
-        if span.is_valid:
-            # With one value in the context, which is the span, there is no baggage.
-            if (
-                not span.trace_state
-                and (len(context) == 1 or not baggage.get_all(context))
-                and _w3c.is_global()
-            ):
-                return encode_ids(
-                    span.trace_id,
-                    span.span_id,
-                    span.trace_flags,
-                    capacity=capacity,
-                    sequence=sequence,
-                )
-            carrier = current_carrier(context)
-        elif not span_required:
-            carrier = current_carrier(context)
-        return encode_frame(carrier, capacity=capacity, sequence=sequence)
+        if len(context) == 1 and get_global_textmap() is _w3c.textmap:
+            # One value, which is a span: so there is no baggage. Ids alone make the traceparent.
+            (value,) = context.values()
+            if isinstance(value, Span):
+                span = value.get_span_context()
+                if type(span) is SpanContext:
+                    trace_id, span_id, _, trace_flags, trace_state, is_valid = span
+                    if is_valid and not trace_state:
+                        return encode_ids(trace_id, span_id, trace_flags, capacity, sequence)
+        return _any_frame(context, capacity, sequence, span_required)
     except Exception as error:  # noqa: BLE001 - a foreign span or propagator may raise anything
         # The peer still expects a frame of this size, so send one that holds no context.
         incidents.record("carrier.inject_failed", f"{type(error).__name__}: {error}")
         return encode_frame({}, capacity=capacity, sequence=sequence)
 
 
-class _W3CPropagators:
-    """Whether the global propagator is one that makes ``traceparent`` from the span's ids alone."""
+def _any_frame(context: Context, capacity: int, sequence: int, span_required: bool) -> bytes:
+    """The frame of any context, through the global propagator."""
+    _w3c.ask()
+    carrier: Mapping[str, str] = {}
+    if not span_required or trace.get_current_span(context).get_span_context().is_valid:
+        carrier = current_carrier(context)
+    return encode_frame(carrier, capacity=capacity, sequence=sequence)
+
+
+class _W3CPropagator:
+    """The global propagator, if it is one that makes ``traceparent`` from the span's ids alone."""
 
     def __init__(self) -> None:
-        self._asked: TextMapPropagator | None = None
-        self._answer = False
+        self.textmap: TextMapPropagator | None = None
 
-    def is_global(self) -> bool:
-        """Asked anew only when another propagator was set."""
+    def ask(self) -> None:
+        """Look at the global propagator; it is looked at again once another is set."""
         textmap = get_global_textmap()
-        if textmap is not self._asked:
-            parts = [textmap]
-            if type(textmap) is CompositePropagator:
-                parts = list(textmap._propagators)
-            kinds = {type(part) for part in parts}
-            self._answer = kinds in (
-                {TraceContextTextMapPropagator},
-                {TraceContextTextMapPropagator, W3CBaggagePropagator},
-            )
-            self._asked = textmap
-        return self._answer
+        parts: Sequence[object] = [textmap]
+        if type(textmap) is CompositePropagator:
+            parts = textmap._propagators
+        kinds = {type(part) for part in parts}
+        if TraceContextTextMapPropagator in kinds and kinds <= _W3C_KINDS:
+            self.textmap = textmap
 
 
-_w3c = _W3CPropagators()
+_W3C_KINDS: Final = frozenset((TraceContextTextMapPropagator, W3CBaggagePropagator))
+_w3c: Final = _W3CPropagator()
 
 
 def arrived_frame(raw: bytes, where: Callable[[], str]) -> Frame | None:
@@ -151,7 +147,7 @@ class Turns:
         """The sequence number that is due in this turn of the channel, counted from 0."""
         return (turn + self._ahead) & MAX_SEQUENCE
 
-    def read(self, raw: bytes, due: int, *, follow: bool = True) -> dict[str, str] | None:
+    def read(self, raw: bytes, due: int, follow: bool = True) -> dict[str, str] | None:
         """The carrier in the frame that arrived; ``None`` where there is none.
 
         Args:
