@@ -20,8 +20,9 @@ __all__ = ["logs_request", "metrics_request", "spans_request"]
 def spans_request(spans: Sequence[ReadableSpan]) -> bytes:
     """An ``ExportTraceServiceRequest``.
 
-    The SDK's encoder leaves the W3C trace flags out of ``Span.flags`` and ``Link.flags``; they are
-    put in here, so that a reader can tell a sampled link from one that was never exported.
+    The SDK's encoder leaves out the W3C trace flags, in ``Span.flags`` and ``Link.flags``, and the
+    tracestate of links. They are put in here, so that a reader can tell a link to a sampled span
+    from one to a span that was never exported.
     """
     request = encode_spans(spans)
     by_id = {span.context.span_id.to_bytes(8, "big"): span for span in spans if span.context}
@@ -32,6 +33,7 @@ def spans_request(spans: Sequence[ReadableSpan]) -> bytes:
             encoded.flags = span_flags(span.context, span.parent)
         for encoded_link, link in zip(encoded.links, span.links, strict=True):
             encoded_link.flags = span_flags(link.context, link.context)
+            encoded_link.trace_state = link.context.trace_state.to_header()
     return bytes(request.SerializeToString())
 
 
