@@ -12,6 +12,7 @@ from lens_core.semconv import (
     LENS_CHUNK,
     LENS_HOP_DIRECTION,
     LENS_MICROBATCH,
+    LENS_PEER_RANK,
     LENS_PEER_STAGE,
     LENS_STAGE,
 )
@@ -55,6 +56,7 @@ class Layout:
         }
         if peer is not None:
             attributes[LENS_PEER_STAGE] = peer
+            attributes[LENS_PEER_RANK] = self.rank_of[peer]
         return attributes
 
     def link_attributes(

@@ -34,6 +34,7 @@ from lens_core.semconv import (
     LENS_HOP_DIRECTION,
     LENS_HOP_SEQUENCE,
     LENS_MICROBATCH,
+    LENS_OP,
     LENS_PEER_RANK,
 )
 from lens_core.spans import span_tracer
@@ -156,7 +157,11 @@ def hop_span(
     send = None if not (sends and scope) else mine.hop(scope, sends, group, outgoing=True)
     recv = None if not (receives and scope) else theirs.hop(scope, receives, group, outgoing=False)
     link = None if recv is None or scope is None else _link(scope, recv, theirs)
-    marked = _attributes(sends or receives, mine if sends else theirs, send or recv, attributes)
+    # What a combined call waits for is what it receives.
+    if receives:
+        marked = _attributes("recv", receives, theirs, recv, attributes)
+    else:
+        marked = _attributes("send", sends, mine, send, attributes)
     try:
         hop = _open(used, operation, scope, send, recv, link, confirm, marked)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
@@ -227,12 +232,14 @@ def _link(scope: StepScope, recv: HopId, side: _Side) -> Link | None:
 
 
 def _attributes(
+    operation: str,
     direction: str,
     side: _Side,
     hop: HopId | None,
     given: Mapping[str, AttributeValue] | None,
 ) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
+        LENS_OP: operation,
         LENS_HOP_DIRECTION: direction,
         LENS_PEER_RANK: side.peer,
         LENS_CHUNK: side.chunk,
