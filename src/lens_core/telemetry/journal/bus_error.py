@@ -20,6 +20,7 @@ import mmap
 import signal
 import struct
 import sys
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,10 +28,11 @@ __all__ = ["BusErrorGuard", "Region", "guard"]
 
 _SUPPORTED: Final = sys.platform == "linux" and struct.calcsize("P") == 8
 _SA_SIGINFO: Final = 4
-_SA_ONSTACK: Final = 0x08000000
 #: Offsets in ``siginfo_t`` of 64-bit Linux.
 _SI_CODE_AT: Final = 8
 _SI_ADDR_AT: Final = 16
+#: A foreign SIGBUS that comes back within this time has gone in a circle.
+_AGAIN_S: Final = 1.0
 _READ_WRITE: Final = 0x1 | 0x2
 _PRIVATE_FIXED_ANONYMOUS: Final = 0x02 | 0x10 | 0x20
 
@@ -61,11 +63,17 @@ class Region:
 
 
 class BusErrorGuard:
-    """Watches mappings; the signal handler is installed with the first of them."""
+    """Watches mappings; the signal handler is installed with the first of them.
+
+    Whoever installs a handler of their own later (``faulthandler.enable()``) replaces it, so the
+    keeper of a journal calls :meth:`renew` now and then.
+    """
 
     def __init__(self) -> None:
         self._regions: list[Region] = []
-        self._before = _SigAction()
+        self._before = _SigAction()  # all zero: the default action
+        self._passed_on_s = -_AGAIN_S
+        self._action = _SigAction()
         self._callback: object = None
 
     def watch(self, memory: mmap.mmap) -> Region:
@@ -76,15 +84,27 @@ class BusErrorGuard:
         if _SUPPORTED:
             self._regions.append(region)
             if self._callback is None:
-                self._install()
+                self._prepare()
+            self.renew()
         return region
+
+    def renew(self) -> None:
+        """Put the handler back where somebody has replaced it; theirs gets what is not ours."""
+        if self._callback is None or not self._regions:
+            return
+        now = _SigAction()
+        self._libc.sigaction(signal.SIGBUS, None, ctypes.byref(now))
+        if now.handler != self._action.handler:
+            self._libc.sigaction(
+                signal.SIGBUS, ctypes.byref(self._action), ctypes.byref(self._before)
+            )
 
     def forget(self, region: Region) -> None:
         """Watch it no longer."""
         if region in self._regions:
             self._regions.remove(region)
 
-    def _install(self) -> None:
+    def _prepare(self) -> None:
         self._libc = ctypes.CDLL(None)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = (
@@ -98,11 +118,10 @@ class BusErrorGuard:
         callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
             self._on_bus_error
         )
-        action = _SigAction()
-        action.handler = ctypes.cast(callback, ctypes.c_void_p).value
-        action.flags = _SA_SIGINFO | _SA_ONSTACK
+        self._action.handler = ctypes.cast(callback, ctypes.c_void_p).value
+        # Not on the alternate stack: the one that faulthandler sets up is too small for Python.
+        self._action.flags = _SA_SIGINFO
         self._callback = callback
-        self._libc.sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(self._before))
 
     def _on_bus_error(self, signum: int, info: int, context: int) -> None:
         code = ctypes.c_int.from_address(info + _SI_CODE_AT).value
@@ -122,8 +141,12 @@ class BusErrorGuard:
                         region.lost = True
                         return
         # Not ours. The store that faulted is tried again and meets the handler from before; a
-        # signal that somebody sent has to be sent again.
-        self._libc.sigaction(signum, ctypes.byref(self._before), None)
+        # signal that somebody sent has to be sent again. Where that handler in turn hands on to
+        # this one, which it found when it was installed, that is the end.
+        now_s = time.monotonic()
+        follows = _SigAction() if now_s - self._passed_on_s < _AGAIN_S else self._before
+        self._passed_on_s = now_s
+        self._libc.sigaction(signum, ctypes.byref(follows), None)
         if code <= 0:
             signal.raise_signal(signum)
 

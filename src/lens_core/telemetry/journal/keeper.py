@@ -12,6 +12,7 @@ import time
 from typing import Final
 
 from lens_core.incidents import incidents
+from lens_core.telemetry.journal.bus_error import guard
 from lens_core.telemetry.journal.process import oom_kills
 from lens_core.telemetry.journal.stacks import live_stacks
 from lens_core.telemetry.journal.writer import Journal
@@ -77,6 +78,7 @@ class Keeper:
         if not table.reachable:
             self._give_up("journal.deleted", "somebody deleted the journal")
             return
+        guard.renew()
         now_ns = time.time_ns()
         seen = (journal.started, journal.added, journal.ended)
         if seen != self._seen:
