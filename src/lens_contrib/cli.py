@@ -23,6 +23,7 @@ __all__ = ["main"]
 #: Subcommand to ``(module, attribute)`` of its click command.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "agent": ("lens_contrib.recovery.agent", "agent"),
+    "groups": ("lens_contrib.groups_command", "groups"),
     "hang": ("lens_contrib.timeline.hang_command", "hang"),
     "recover": ("lens_contrib.recovery.command", "recover"),
     "stacks": ("lens_contrib.recovery.command", "stacks"),

@@ -18,6 +18,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import extract_context
+from lens_core.detach import detach
 from lens_core.outcome import record_error
 from lens_core.semconv import LENS_CARRIER
 
@@ -141,7 +142,7 @@ def linked_span(
         record_error(span, error)
         raise
     finally:
-        otel_context.detach(token)
+        detach(token)
         span.end()
 
 
@@ -200,4 +201,4 @@ def attach_carrier(carrier: _Carrier | None) -> Iterator[Context]:
     try:
         yield context
     finally:
-        otel_context.detach(token)
+        detach(token)

@@ -17,10 +17,10 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar, Token, copy_context
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Final, ParamSpec, TypeVar, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -28,6 +28,7 @@ from opentelemetry.context import Context as OtelContext
 from opentelemetry.trace import Span, Tracer
 
 from lens_core.attributes import clean_attributes
+from lens_core.detach import detach
 from lens_core.groups import span_groups
 from lens_core.incidents import incidents
 from lens_core.outcome import record_error
@@ -119,7 +120,7 @@ class _Scope:
             return
         if error is not None:
             record_error(span, error)
-        _detach(token)
+        detach(token)
         _end(span)
 
 
@@ -204,7 +205,8 @@ def span_attributes(attributes: Mapping[str, object]) -> Iterator[None]:
     try:
         yield
     finally:
-        _detach(token)
+        with suppress(ValueError):  # the block ends in another context
+            _scoped.reset(token)
 
 
 def with_current_context(function: Callable[P, R]) -> Callable[P, R]:
@@ -284,7 +286,7 @@ def _wrap_generator(
                 except StopIteration as stop:
                     return stop.value
                 finally:
-                    _detach(token)
+                    detach(token)
                 value = thrown = None
                 try:
                     value = yield item
@@ -323,7 +325,7 @@ def _wrap_async_generator(
                     return
                 finally:
                     if token is not None:
-                        _detach(token)
+                        detach(token)
                 value = thrown = None
                 try:
                     value = yield item
@@ -362,16 +364,6 @@ def _end(span: Span) -> None:
             span.end()
     except Exception as failure:  # noqa: BLE001 - must not replace the user's exception
         _failed(failure)
-
-
-def _detach(token: Token[Any]) -> None:
-    # Not opentelemetry.context.detach(), which logs a traceback where the block ends in another
-    # context than it began in. That is no mistake: an async generator that is left half-way is
-    # closed by the event loop, in a task of its own.
-    try:
-        token.var.reset(token)
-    except ValueError:
-        return
 
 
 def _failed(failure: Exception) -> None:
