@@ -146,7 +146,12 @@ def install(request: Request) -> TelemetryHandle:
         request.identity,
         tracer=traces.tracer,
         meter=metrics.meter,
-        is_exporting=bool(traces.deliveries or metrics.reader or request.metric_reader),
+        is_exporting=bool(
+            traces.deliveries
+            or metrics.reader
+            or request.metric_reader
+            or (journal is not None and config.exporter == "journal")
+        ),
         resource_attributes=resource.attributes,
         counts=lifetime.counts,
         on_shutdown=shut_down,
