@@ -31,7 +31,7 @@ from lens_core.telemetry.journal.format import (
 from lens_core.telemetry.journal.images import SpanImage, decode_scope, decode_span
 from lens_core.telemetry.journal.process import ProcessIdentity
 
-__all__ = ["Beat", "JournalError", "JournalImage", "read_journal"]
+__all__ = ["Beat", "JournalError", "JournalImage", "parse_journal", "read_journal"]
 
 _MAX_BYTES: Final = 1 << 30
 
@@ -115,7 +115,15 @@ def read_journal(path: Path) -> JournalImage:
         JournalError: it is no journal.
     """
     with path.open("rb") as file:
-        content = file.read(_MAX_BYTES)
+        return parse_journal(path, file.read(_MAX_BYTES))
+
+
+def parse_journal(path: Path, content: bytes) -> JournalImage:
+    """What the content of a journal means; ``path`` is for messages.
+
+    Raises:
+        JournalError: it is no journal.
+    """
     if len(content) < META_AT:
         raise JournalError("the file is cut short")
     magic, version, first, block_bytes, blocks, meta_bytes, meta_sum = HEADER.unpack_from(content)
