@@ -16,11 +16,12 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from lens_core.telemetry.delivery import Delivery, DeliverySettings, Outcome, Sink
 from lens_core.telemetry.files import FileSink, LineFile
 from lens_core.telemetry.otlp_http import HttpSink
-from lens_core.telemetry.otlp_json import JsonObject, encode_spans, to_line
+from lens_core.telemetry.otlp_json import JsonObject, to_line
 from lens_core.telemetry.otlp_json_logs import encode_logs
 from lens_core.telemetry.otlp_json_metrics import encode_metrics
 from lens_core.telemetry.otlp_proto import logs_request, metrics_request, spans_request
 from lens_core.telemetry.otlp_settings import positive_number, read_otlp_settings
+from lens_core.telemetry.span_lines import SpanLines
 
 __all__ = ["LOGS", "METRICS", "SPANS", "Destinations", "Signal", "build_deliveries", "otlp_sink"]
 
@@ -34,7 +35,7 @@ class Signal(Generic[T]):
     Attributes:
         name: In counts and log lines.
         otlp_name: In OTLP's variables and paths.
-        to_json: A batch as an OTLP JSON message.
+        to_json: A batch as an OTLP JSON message, or as a line that holds one.
         to_protobuf: A batch as a serialized OTLP request.
         to_text: One item for the console.
         batching: Prefix of the variables that set queue and batch sizes; empty for none.
@@ -42,14 +43,14 @@ class Signal(Generic[T]):
 
     name: str
     otlp_name: str
-    to_json: Callable[[Sequence[T]], JsonObject]
+    to_json: Callable[[Sequence[T]], JsonObject | bytes]
     to_protobuf: Callable[[Sequence[T]], bytes]
     to_text: Callable[[T], str]
     batching: str
 
 
 SPANS: Final[Signal[ReadableSpan]] = Signal(
-    "spans", "traces", encode_spans, spans_request, lambda span: span.to_json(), "OTEL_BSP"
+    "spans", "traces", SpanLines().encode, spans_request, lambda span: span.to_json(), "OTEL_BSP"
 )
 METRICS: Final[Signal[MetricsData]] = Signal(
     "metrics", "metrics", encode_metrics, metrics_request, lambda data: data.to_json(), ""

@@ -59,8 +59,8 @@ class LineFile:
         """The file, or ``None`` before the first line."""
         return self._path
 
-    def write(self, message: JsonObject) -> None:
-        """Append one message; it is with the operating system when this returns.
+    def write(self, message: JsonObject | bytes) -> None:
+        """Append one message, or one line; it is with the operating system when this returns.
 
         Raises:
             OSError: the file cannot be created or written.
@@ -101,7 +101,7 @@ class LineFile:
 class FileSink(Generic[T]):
     """Writes each batch to a :class:`LineFile`, as one line."""
 
-    def __init__(self, file: LineFile, encode: Callable[[Sequence[T]], JsonObject]) -> None:
+    def __init__(self, file: LineFile, encode: Callable[[Sequence[T]], JsonObject | bytes]) -> None:
         self._file = file
         self._encode = encode
 

@@ -166,8 +166,13 @@ def encode_double(value: float) -> float | str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def to_line(message: Mapping[str, object]) -> bytes:
-    """One message as one line of UTF-8; lone surrogates, which UTF-8 cannot hold, become ``?``."""
+def to_line(message: Mapping[str, object] | bytes) -> bytes:
+    """One message as one line of UTF-8; lone surrogates, which UTF-8 cannot hold, become ``?``.
+
+    What is a line already comes back as it is.
+    """
+    if isinstance(message, bytes):
+        return message
     text = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace") + b"\n"
 
