@@ -105,7 +105,7 @@ class Journal:
     @property
     def waiting_count(self) -> int:
         """How many ended spans stand in the table or a spill file and are not yet exported."""
-        return len(self._ended) + len(self._spilled)
+        return len(self._ended) + len(self._spilled) + self._forgotten
 
     def start(self, span: Span, context: SpanContext) -> Slot | None:
         """Write down a span that has started; ``None`` where there is no room."""
@@ -153,7 +153,7 @@ class Journal:
             waiting = self._ended.pop(span_id, None)
             if waiting is not None:
                 waiting[0].table.release(waiting[0])
-            elif self._spilled.pop(span_id, None) is not None:
+            elif self._spilled.pop(span_id, False):
                 spilled.append(span_id)
         if spilled:
             try:
@@ -228,7 +228,9 @@ class Journal:
         self._scope_records: dict[int, bytes] = {}
         self._open: dict[int, Slot] = {}
         self._ended: dict[int, tuple[Slot, int]] = {}
-        self._spilled: dict[int, None] = {}
+        # As an ordered set: the value is always true.
+        self._spilled: dict[int, bool] = {}
+        self._forgotten = 0
         self._closed = False
         self.started = 0
         self.added = 0
@@ -274,13 +276,16 @@ class Journal:
                 span_id = next(iter(self._ended))
             except (StopIteration, RuntimeError):
                 continue  # another thread changed it in between
-            self._spilled[span_id] = None
+            self._spilled[span_id] = True
             waiting = self._ended.pop(span_id, None)
             if waiting is None:
                 self._spilled.pop(span_id, None)
                 continue
-            if self.settings.keeps == "ship" or len(self._spilled) > _MAX_SPILLED:
+            if self.settings.keeps == "ship":
+                self._spilled.pop(span_id, None)  # nobody in this process exports it
+            elif len(self._spilled) > _MAX_SPILLED:
                 self._spilled.pop(next(iter(self._spilled)), None)
+                self._forgotten += 1
             slot, end_ns = waiting
             stream = slot.table.stream(slot)
             return slot, SpilledSpan(span_id, slot.generation, end_ns, stream)
