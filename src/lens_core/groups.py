@@ -65,7 +65,7 @@ class SpanRegistry:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # switching off may happen in a signal handler
         self._groups: dict[str, frozenset[str]] = {_BUILT_IN: BUILT_IN_GROUPS}
         self._presets: dict[str, dict[str, frozenset[str]]] = {_BUILT_IN: dict(BUILT_IN_PRESETS)}
 

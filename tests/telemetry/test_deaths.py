@@ -1,5 +1,6 @@
 """However a process ends, its spans arrive: 40 that had ended and 2 that were open."""
 
+import json
 import signal
 import sys
 import textwrap
@@ -300,3 +301,88 @@ def test_ignored_sigterm_stays_ignored(tmp_path):
     """
     returned, _, err = run(code, environment(tmp_path, unused_endpoint()))
     assert returned == 0, err
+
+
+def test_sigterm_after_an_event_loop_took_the_wakeup_descriptor(tmp_path):
+    code = """
+        import asyncio
+        async def main():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+            work(); spans = leave_open()
+            print("ready", flush=True)
+            await asyncio.sleep(60)
+            return spans
+        asyncio.run(main())
+    """
+    with receiving() as receiver:
+        process = start(code, environment(tmp_path, receiver.endpoint))
+        returned, _, err = terminate_when_ready(process)
+        assert returned == -signal.SIGTERM, err
+        assert_all_arrived(receiver, "SIGTERM")
+
+
+def test_data_loader_workers(tmp_path):
+    pytest.importorskip("torch")
+    code = """
+        from torch.utils.data import DataLoader, Dataset
+        class Numbers(Dataset):
+            def __len__(self):
+                return 20
+            def __getitem__(self, index):
+                with tracer.start_as_current_span(f"load-{index}"):
+                    return index
+        with tracer.start_as_current_span("epoch"):
+            loader = DataLoader(Numbers(), batch_size=5, num_workers=2)
+            assert sum(int(batch.sum()) for batch in loader) == 190
+        work()
+    """
+    with receiving() as receiver:
+        returned, _, err = run(code, environment(tmp_path, receiver.endpoint))
+        assert returned == 0, err
+        assert receiver.span_names() == sorted([*ENDED, "epoch", *(f"load-{i}" for i in range(20))])
+        spans = {span.name: (span, resource) for span, resource in receiver.spans()}
+        parent = spans["epoch"][0].span_id
+        assert {spans[f"load-{i}"][0].parent_span_id for i in range(20)} == {parent}
+        pids = {spans[f"load-{i}"][1]["process.pid"] for i in range(20)}
+        assert len(pids) == 2
+        assert spans["epoch"][1]["process.pid"] not in pids
+
+
+def test_metrics_and_logs_are_kept_too(tmp_path):
+    code = """
+        import logging
+        from lens_core import record_training_step
+        record_training_step(1, duration_s=0.5, loss=2.0)
+        logging.getLogger("app").info("kept")
+        work(1)
+    """
+    env = environment(
+        tmp_path, unused_endpoint(), NEMO_LENS_METRICS_ENABLED=1, NEMO_LENS_LOGS_ENABLED=1
+    )
+    returned, _, err = run(code, env)
+    assert returned == 0, err
+    lines = [
+        json.loads(line)
+        for path in tmp_path.rglob("spill-*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    metrics = [
+        metric
+        for line in lines
+        for group in line.get("resourceMetrics", ())
+        for scope in group["scopeMetrics"]
+        for metric in scope["metrics"]
+    ]
+    by_name = {metric["name"]: metric for metric in metrics}
+    assert by_name["dl.training.loss"]["gauge"]["dataPoints"][0]["asDouble"] == 2.0
+    point = by_name["dl.training.step.duration"]["histogram"]["dataPoints"][0]
+    assert (point["count"], point["sum"]) == ("1", 0.5)
+    bodies = [
+        record["body"]["stringValue"]
+        for line in lines
+        for group in line.get("resourceLogs", ())
+        for scope in group["scopeLogs"]
+        for record in scope["logRecords"]
+    ]
+    assert bodies == ["kept"]
+    assert len(file_spans(tmp_path, "spill-*.jsonl")) == 1

@@ -364,3 +364,36 @@ def test_unreachable_collector_and_the_users_random_stream(tmp_path):
     env = environment(tmp_path, unused_endpoint(), OTEL_BSP_SCHEDULE_DELAY=100)
     returned, _, err = run(code, env)
     assert returned == 0, err
+
+
+def test_a_signal_can_be_switched_off_by_its_otel_variable(tmp_path):
+    with receiving() as receiver:
+        env = environment(
+            tmp_path,
+            receiver.endpoint,
+            NEMO_LENS_METRICS_ENABLED=1,
+            OTEL_TRACES_EXPORTER="none",
+        )
+        returned, _, err = run("work(1); handle.meter.create_counter('c').add(1)", env)
+        assert returned == 0, err
+        assert receiver.span_names() == []
+        assert "c" in {metric.name for metric, _ in receiver.metrics()}
+
+
+def test_set_up_after_a_mistake_exports(tmp_path):
+    code = """
+        handle.shutdown()
+        from lens_core.errors import ConfigError
+        config.exporter = "jaeger"
+        try:
+            setup_telemetry(config)
+        except ConfigError:
+            config.exporter = "otlp"
+        handle = setup_telemetry(config)
+        tracer = handle.tracer
+        work(3)
+    """
+    with receiving() as receiver:
+        returned, _, err = run(code, environment(tmp_path, receiver.endpoint))
+        assert returned == 0, err
+        assert len(receiver.span_names()) == 3

@@ -78,7 +78,8 @@ class Lifetime:
         self._spill_file = spill_file
         self._release: Callable[[], None] | None = None
         self._deadline_s = deadline_s
-        self._stop_lock = threading.Lock()
+        # Re-entrant: a signal handler may stop while the thread that it interrupts does.
+        self._stop_lock = threading.RLock()
         self._stopped = False
         self._exit_reason = "exit"
         self._previous_hook = sys.excepthook
@@ -199,7 +200,7 @@ class Lifetime:
         self._previous_hook(kind, error, traceback)
 
     def _after_fork(self) -> None:
-        self._stop_lock = threading.Lock()
+        self._stop_lock = threading.RLock()
 
     @staticmethod
     def _in_multiprocessing_child(lifetime: Lifetime) -> None:

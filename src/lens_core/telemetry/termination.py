@@ -117,7 +117,8 @@ class TerminationGuard:
         if not self._installed:
             if self._previous is signal.SIG_DFL:
                 _die(signum)
-        elif not self._owns_wakeup and self._pipe is not None:
+        elif self._pipe is not None:
+            # Also where the wake-up descriptor was ours: an event loop may have taken it since.
             with contextlib.suppress(OSError):
                 os.write(self._pipe[1], bytes([signum]))
         if callable(self._previous):
