@@ -9,7 +9,17 @@ import time
 
 import pytest
 from google.protobuf import json_format
+from opentelemetry import context as otel_context
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk._logs import LoggerProvider, LogRecordProcessor, ReadableLogRecord
+from opentelemetry.sdk.metrics import Histogram, MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -20,7 +30,9 @@ from lens_core import create_linked_span
 from lens_core.telemetry.delivery import Delivery, DeliverySettings, Outcome
 from lens_core.telemetry.files import LineFile, run_directory
 from lens_core.telemetry.otlp_json import encode_spans, to_line
-from lens_core.telemetry.otlp_proto import spans_request
+from lens_core.telemetry.otlp_json_logs import encode_logs
+from lens_core.telemetry.otlp_json_metrics import encode_metrics
+from lens_core.telemetry.otlp_proto import logs_request, metrics_request, spans_request
 from tests.telemetry.harness import environment, file_spans, receiving, run, unused_endpoint
 
 
@@ -231,22 +243,9 @@ def test_json_says_what_protobuf_says():
     """The same message as the protobuf encoding, field by field, also after a round trip."""
     spans = some_spans()
     ours = json.loads(to_line(encode_spans(spans)))
-    expected = json_format.MessageToDict(
-        ExportTraceServiceRequest.FromString(spans_request(spans)), use_integers_for_enums=True
-    )
+    expected = plain(ExportTraceServiceRequest.FromString(spans_request(spans)))
 
-    def hex_ids(value):
-        # Protobuf's JSON has bytes in base64; OTLP's has ids in hex.
-        if isinstance(value, dict):
-            return {
-                key: base64.b64decode(item).hex()
-                if key in ("traceId", "spanId", "parentSpanId")
-                else hex_ids(item)
-                for key, item in value.items()
-            }
-        return [hex_ids(item) for item in value] if isinstance(value, list) else value
-
-    assert ours == hex_ids(expected)
+    assert ours == expected
     assert ours["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["links"][0]["flags"] == 0x301
 
 
@@ -264,3 +263,78 @@ def test_json_numbers_that_json_lacks():
         "big": {"stringValue": str(2**63)},
         "small": {"intValue": str(-(2**63))},
     }
+
+
+_IDS = ("traceId", "spanId", "parentSpanId")
+
+
+def plain(message):
+    """A protobuf message as OTLP JSON has it: ids in hex where protobuf's JSON has base64."""
+    text = json_format.MessageToDict(message, use_integers_for_enums=True)
+
+    def convert(value):
+        if isinstance(value, dict):
+            return {
+                key: base64.b64decode(item).hex() if key in _IDS else convert(item)
+                for key, item in value.items()
+            }
+        return [convert(item) for item in value] if isinstance(value, list) else value
+
+    return convert(text)
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_json_of_metrics_says_what_protobuf_says(exponential):
+    reader = InMemoryMetricReader(
+        preferred_aggregation={Histogram: ExponentialBucketHistogramAggregation()}
+        if exponential
+        else {}
+    )
+    provider = MeterProvider([reader], Resource({"r": 1}), shutdown_on_exit=False)
+    meter = provider.get_meter("scope", "2.0")
+    meter.create_counter("count", "{x}", "Counts").add(3, {"k": "v"})
+    meter.create_counter("float").add(1.5)
+    meter.create_gauge("level", "s").set(0.25)
+    meter.create_histogram("time", "s").record(0.5)
+    data = reader.get_metrics_data()
+    ours = json.loads(to_line(encode_metrics([data])))
+    assert ours == plain(ExportMetricsServiceRequest.FromString(metrics_request([data])))
+
+
+def test_json_of_logs_says_what_protobuf_says():
+    records = []
+
+    class Keep(LogRecordProcessor):
+        def on_emit(self, log_record):
+            records.append(
+                ReadableLogRecord(
+                    log_record.log_record,
+                    log_record.resource,
+                    log_record.instrumentation_scope,
+                    log_record.limits,
+                )
+            )
+
+        def shutdown(self):
+            pass
+
+        def force_flush(self, timeout_millis=0):
+            return True
+
+    provider = LoggerProvider(Resource({"r": 1}), shutdown_on_exit=False)
+    provider.add_log_record_processor(Keep())
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("t")
+    with tracer.start_as_current_span("x"):
+        provider.get_logger("app").emit(
+            LogRecord(
+                timestamp=1,
+                observed_timestamp=2,
+                context=otel_context.get_current(),
+                severity_number=SeverityNumber.WARN,
+                severity_text="WARN",
+                body="text",
+                attributes={"a": 1, "l": ["x", "y"]},
+            )
+        )
+    ours = json.loads(to_line(encode_logs(records)))
+    assert ours == plain(ExportLogsServiceRequest.FromString(logs_request(records)))

@@ -91,12 +91,16 @@ def _exponential(point: ExponentialHistogramDataPoint) -> JsonObject:
     encoded = _point(point)
     encoded["count"] = str(point.count)
     encoded["sum"] = encode_double(point.sum)
-    encoded["scale"] = point.scale
-    encoded["zeroCount"] = str(point.zero_count)
+    if point.scale:
+        encoded["scale"] = point.scale
+    if point.zero_count:
+        encoded["zeroCount"] = str(point.zero_count)
     for name, buckets in (("positive", point.positive), ("negative", point.negative)):
         if buckets.bucket_counts:
-            counts = [str(count) for count in buckets.bucket_counts]
-            encoded[name] = {"offset": buckets.offset, "bucketCounts": counts}
+            kept: JsonObject = {"bucketCounts": [str(count) for count in buckets.bucket_counts]}
+            if buckets.offset:
+                kept["offset"] = buckets.offset
+            encoded[name] = kept
     _put_extremes(encoded, point.min, point.max)
     return encoded
 
