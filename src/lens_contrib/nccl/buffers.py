@@ -19,6 +19,9 @@ except ImportError as error:
 __all__ = ["Slack", "carrier_buffer", "slack_of"]
 
 _NO_FRAME: Final = bytes(P2P_CAPACITY)
+_QUANTIZED: Final = frozenset(
+    (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+)
 
 
 class Slack:
@@ -38,7 +41,7 @@ class Slack:
         if wire.is_cpu:
             memory = (ctypes.c_ubyte * P2P_CAPACITY).from_address(self.frame.data_ptr())
             self._view = memoryview(memory).cast("B")
-        self._start = wire.data_ptr()
+        self._start = tensor.data_ptr()
         self._shape = tensor.shape
         # Weak: the tensor's life is the user's; with it goes this entry.
         key = id(tensor)
@@ -102,19 +105,20 @@ def carrier_buffer(
 
     Args:
         shape: Shape of the tensor.
-        dtype: Any dtype that torch can view as bytes.
+        dtype: Any dtype but the quantized ones.
         device: Where it is allocated.
 
     Raises:
-        MessageError: If tensors of this dtype cannot be viewed as bytes.
+        MessageError: If the dtype is a quantized one.
     """
+    if dtype in _QUANTIZED:
+        raise MessageError(
+            f"a carrier_buffer cannot hold the scale of {dtype}; use the dtype of int_repr()"
+        )
     size = torch.Size(shape)
-    try:
-        payload = size.numel() * torch.empty(0, dtype=dtype).element_size()
-        wire = torch.empty(payload + P2P_CAPACITY, dtype=torch.uint8, device=device)
-        tensor = wire[:payload].view(dtype).view(size)
-    except (RuntimeError, NotImplementedError) as error:
-        raise MessageError(f"no carrier_buffer of {dtype}: {error}") from None
+    payload = size.numel() * dtype.itemsize
+    wire = torch.empty(payload + P2P_CAPACITY, dtype=torch.uint8, device=device)
+    tensor = wire[:payload].view(dtype).view(size)
     wire[payload:].zero_()
     _slacks[id(tensor)] = Slack(wire, tensor)
     return tensor

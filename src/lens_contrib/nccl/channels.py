@@ -104,7 +104,10 @@ def outlet_to(
         MessageError: If the group does not move tensors of this device.
     """
     channels = _of(group)
-    call = (peer, group_peer, tag, tensor.device.type)
+    try:
+        call = (peer, group_peer, tag, tensor.device.type)
+    except AttributeError:
+        raise _not_a_tensor(tensor) from None
     known = channels.outlets_by_call.get(call)
     if known is None:
         facts = channels.facts
@@ -130,7 +133,10 @@ def inlet_from(
         MessageError: If the group does not move tensors of this device.
     """
     channels = _of(group)
-    call = (peer, group_peer, tag, tensor.device.type)
+    try:
+        call = (peer, group_peer, tag, tensor.device.type)
+    except AttributeError:
+        raise _not_a_tensor(tensor) from None
     known = channels.inlets_by_call.get(call)
     if known is None:
         facts = channels.facts
@@ -147,6 +153,10 @@ def _of(group: dist.ProcessGroup) -> _GroupChannels:
         return _channels.setdefault(group, _GroupChannels(group_facts(group)))
     require_alive(group, channels.facts.rank)
     return channels
+
+
+def _not_a_tensor(message: object) -> MessageError:
+    return MessageError(f"expected a torch.Tensor, got {type(message).__name__}")
 
 
 def _match_tag(facts: GroupFacts, tag: int, tensor: torch.Tensor) -> int:

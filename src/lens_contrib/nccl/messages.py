@@ -45,8 +45,6 @@ def check_message(tensor: torch.Tensor) -> None:
     Raises:
         MessageError: If it is not a dense, contiguous tensor; says what to send instead.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise MessageError(f"expected a torch.Tensor, got {type(tensor).__name__}")
     if (
         tensor.layout is torch.strided
         and tensor.is_contiguous()

@@ -132,7 +132,7 @@ def isend(
     """Start to send a tensor and the trace context of this moment.
 
     Do not change the tensor before the work is done. Arguments and errors are those of
-    :func:`send`, but sending to this rank itself is allowed.
+    :func:`send`; sending to this rank itself is left to the back end (gloo cannot).
 
     Returns:
         The work to wait for; ``None`` on a rank that is not in the group, as in torch.

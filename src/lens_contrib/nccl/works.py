@@ -120,7 +120,7 @@ class CarrierWork:
         """Wait until the tensor, and the frame with it, is sent or received.
 
         As with torch's own works: on NCCL, this orders the current stream after the transfer, and
-        the host goes on.
+        the host goes on. To wait again does no harm.
 
         Args:
             timeout: Passed on to each operation's own ``wait``. Where it expires on gloo, the pair
@@ -130,6 +130,9 @@ class CarrierWork:
             RuntimeError: Whatever the operation raises.
         """
         for work in self._works:
+            if self._waited and work.is_completed():
+                # A second wait for a send on gloo waits for another send, to the group's timeout.
+                continue
             if timeout is None:
                 work.wait()
             else:
