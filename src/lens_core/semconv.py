@@ -74,7 +74,7 @@ LENS_HOP_DIRECTION: Final = "lens.hop.direction"
 LENS_HOP_ID: Final = "lens.hop.id"
 #: Microbatch index that a hop carries.
 LENS_MICROBATCH: Final = "lens.microbatch"
-#: Where a span's ids come from: ``derived``, or ``random`` where the ranks could not agree on a key.
+#: Where a span's ids come from: ``random`` where the ranks could not agree on a key.
 LENS_IDENTITY: Final = "lens.identity"
 #: Pipeline stage that a span belongs to.
 LENS_STAGE: Final = "lens.stage"

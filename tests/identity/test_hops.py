@@ -33,7 +33,6 @@ def test_each_recv_links_to_its_own_send():
     assert dict(link.attributes) == {
         "lens.peer.rank": 0,
         "lens.hop.direction": "forward",
-        "lens.chunk": 0,
         "lens.microbatch": 2,
     }
     assert link.context.trace_id == recvs[0].context.trace_id

@@ -12,6 +12,7 @@ from opentelemetry.trace import StatusCode
 from lens_core.carrier import extract_context
 from lens_core.identity import (
     Identity,
+    MeshCoordinates,
     current_identity,
     current_step,
     install_identity,
@@ -55,10 +56,15 @@ def test_all_ranks_share_the_trace_and_link_to_the_owner():
     for span in spans[1:]:
         (link,) = span.links
         assert (link.context.trace_id, link.context.span_id) == _ids(owner)
-        assert link.attributes["lens.peer.rank"] == 0
         assert link.context.trace_flags == owner.context.trace_flags
     assert {span.attributes["dl.iteration"] for span in spans} == {7}
-    assert {span.attributes["lens.identity"] for span in spans} == {"derived"}
+    assert not any("lens.identity" in span.attributes for span in spans)
+
+
+def test_the_owner_s_coordinates_are_on_the_link_where_they_are_known():
+    mesh = MeshCoordinates({"dp": 2, "tp": 2})
+    (link,) = _step_on(3, 7, mesh=mesh, owner_rank=1)[0].links
+    assert dict(link.attributes) == {"lens.peer.rank": 1, "lens.peer.dp": 0, "lens.peer.tp": 1}
 
 
 def test_on_request_the_others_are_children_of_the_owner():

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from opentelemetry import context as otel_context
@@ -137,36 +138,46 @@ def hop_span(
         TypeError: If a number is not an integer.
     """
     sends, receives = _parse(operation)
-    used = span_tracer.tracer if tracer is None else tracer
-    source = peer if recv_peer is None else recv_peer
-    mine = _Side(peer, microbatch, chunk)
-    theirs = _Side(
-        source,
-        microbatch if recv_microbatch is None else recv_microbatch,
-        chunk if recv_chunk is None else recv_chunk,
-    )
-    scope = current_step()
-    if scope is not None and not scope.identity.derives:
-        scope = None
-    if scope is None:
-        incidents.record(
-            "link.missing",
-            f"{operation} runs outside a step whose ids can be derived",
-            todo="Call hop_span() inside step_span(), with a run key that all ranks share.",
+    mine: _Side = (operator.index(peer), microbatch, chunk)
+    theirs = mine
+    if sends and receives:
+        theirs = (
+            mine[0] if recv_peer is None else operator.index(recv_peer),
+            microbatch if recv_microbatch is None else recv_microbatch,
+            chunk if recv_chunk is None else recv_chunk,
         )
-    send = None if not (sends and scope) else mine.hop(scope, sends, group, outgoing=True)
-    recv = None if not (receives and scope) else theirs.hop(scope, receives, group, outgoing=False)
-    link = None if recv is None or scope is None else _link(scope, recv, theirs)
-    # What a combined call waits for is what it receives.
-    if receives:
-        marked = _attributes("recv", receives, theirs, recv, attributes)
-    else:
-        marked = _attributes("send", sends, mine, send, attributes)
+    marked: dict[str, AttributeValue] = {}
     try:
+        scope = current_step()
+        if scope is not None and not scope.identity.derives:
+            scope = None
+        send = recv = link = None
+        if scope is None:
+            incidents.record(
+                "link.missing",
+                f"{operation} runs outside a step whose ids can be derived",
+                todo="Call hop_span() inside step_span(), with a run key that all ranks share.",
+            )
+        else:
+            if sends:
+                send = _hop(scope, sends, mine, group, outgoing=True)
+            if receives:
+                recv = _hop(scope, receives, theirs, group, outgoing=False)
+                link = _link(scope, recv, theirs)
+        # What a combined call waits for is what it receives.
+        if receives:
+            _describe(marked, "recv", receives, theirs, recv)
+        else:
+            _describe(marked, "send", sends, mine, send)
+        if attributes:
+            marked.update(attributes)
+        used = span_tracer.tracer if tracer is None else tracer
         hop = _open(used, operation, scope, send, recv, link, confirm, marked)
+    except TypeError:
+        raise  # a number that is none: the caller's to mend
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
         incidents.record("span.failed", f"{type(error).__name__}: {error}")
-        hop = Hop(trace.INVALID_SPAN, send, recv)
+        hop = Hop(trace.INVALID_SPAN)
     token = otel_context.attach(trace.set_span_in_context(hop.span))
     try:
         yield hop
@@ -178,30 +189,24 @@ def hop_span(
         hop.span.end()
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One end of a call: with whom, and what."""
-
-    peer: int
-    microbatch: int | None
-    chunk: int
-
-    def hop(self, scope: StepScope, direction: str, group: str, *, outgoing: bool) -> HopId:
-        rank, peer = scope.identity.rank, operator.index(self.peer)
-        source, destination = (rank, peer) if outgoing else (peer, rank)
-        tag = f"{group}/{operator.index(self.chunk)}"
-        if self.microbatch is None:
-            counted = HopId(direction, source, destination, -1, tag)
-            return HopId(direction, source, destination, scope.count(counted), tag + "/counted")
-        hop = HopId(direction, source, destination, operator.index(self.microbatch), tag)
-        repeat = scope.count(hop)
-        return hop if not repeat else HopId(*_fields(hop), repeat)
+#: Peer, microbatch and chunk of one end of a call.
+_Side = tuple[int, int | None, int]
 
 
-def _fields(hop: HopId) -> tuple[str, int, int, int, str]:
-    return hop.kind, hop.source, hop.destination, hop.sequence, hop.group
+def _hop(scope: StepScope, direction: str, side: _Side, group: str, *, outgoing: bool) -> HopId:
+    peer, microbatch, chunk = side
+    rank = scope.identity.rank
+    source, destination = (rank, peer) if outgoing else (peer, rank)
+    tag = f"{group}/{operator.index(chunk)}"
+    if microbatch is None:
+        counted = HopId(direction, source, destination, -1, tag)
+        return HopId(direction, source, destination, scope.count(counted), tag + "/counted")
+    hop = HopId(direction, source, destination, operator.index(microbatch), tag)
+    repeat = scope.count(hop)
+    return hop if not repeat else hop._replace(repeat=repeat)
 
 
+@lru_cache(maxsize=64)
 def _parse(operation: str) -> tuple[str, str]:
     """Directions of what is sent and of what is received; empty where nothing is."""
     directions = {"send": "", "recv": ""}
@@ -226,29 +231,29 @@ def _link(scope: StepScope, recv: HopId, side: _Side) -> Link | None:
         return None
     attributes = scope.identity.peer_attributes(recv.source)
     attributes[LENS_HOP_DIRECTION] = recv.kind
-    attributes[LENS_CHUNK] = side.chunk
-    attributes[LENS_HOP_SEQUENCE if side.microbatch is None else LENS_MICROBATCH] = recv.sequence
+    if side[2]:
+        attributes[LENS_CHUNK] = side[2]
+    attributes[LENS_HOP_SEQUENCE if side[1] is None else LENS_MICROBATCH] = recv.sequence
     return Link(scope.hop_context(recv), attributes)
 
 
-def _attributes(
+def _describe(
+    attributes: dict[str, AttributeValue],
     operation: str,
     direction: str,
     side: _Side,
     hop: HopId | None,
-    given: Mapping[str, AttributeValue] | None,
-) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        LENS_OP: operation,
-        LENS_HOP_DIRECTION: direction,
-        LENS_PEER_RANK: side.peer,
-        LENS_CHUNK: side.chunk,
-    }
-    if side.microbatch is not None:
-        attributes[LENS_MICROBATCH] = side.microbatch
+) -> None:
+    peer, microbatch, chunk = side
+    attributes[LENS_OP] = operation
+    attributes[LENS_HOP_DIRECTION] = direction
+    attributes[LENS_PEER_RANK] = peer
+    if chunk:
+        attributes[LENS_CHUNK] = chunk
+    if microbatch is not None:
+        attributes[LENS_MICROBATCH] = microbatch
     elif hop is not None:
         attributes[LENS_HOP_SEQUENCE] = hop.sequence
-    return {**attributes, **(given or {})}
 
 
 def _open(

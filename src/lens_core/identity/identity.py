@@ -49,18 +49,16 @@ class Identity:
         mesh: MeshCoordinates | None = None,
     ) -> None:
         self.key: Final = key
+        #: Whether the ranks agreed on the key, so that ids can be derived.
+        self.derives: Final = key.agreed
         self.rank: Final = rank
         self.owner_rank: Final = owner_rank
         self.participants: Final = None if participants is None else frozenset(participants)
         self.mesh: Final = mesh
         self.deriver: Final = Deriver(key)
+        self._peers: dict[int, dict[str, AttributeValue]] = {}
         self._lock = threading.Lock()
         self._steps: dict[str, _Occurrences] = {}
-
-    @property
-    def derives(self) -> bool:
-        """Whether the ranks agreed on the key, so that ids can be derived."""
-        return self.key.agreed
 
     def includes(self, rank: int) -> bool:
         """Whether a rank starts its spans under derived ids."""
@@ -68,10 +66,13 @@ class Identity:
 
     def peer_attributes(self, peer: int) -> dict[str, AttributeValue]:
         """Attributes of a link to a span of this peer: its rank, and its coordinates if known."""
-        attributes: dict[str, AttributeValue] = {LENS_PEER_RANK: peer}
-        if self.mesh is not None:
-            attributes.update(self.mesh.link_attributes(peer))
-        return attributes
+        known = self._peers.get(peer)
+        if known is None:
+            known = {LENS_PEER_RANK: peer}
+            if self.mesh is not None:
+                known.update(self.mesh.link_attributes(peer))
+            self._peers[peer] = known
+        return known.copy()
 
     def open_step(self, kind: str, step: int) -> int:
         """How often this process opened this step before; it is part of the step's ids.
@@ -80,12 +81,16 @@ class Identity:
         ranks alike; the count keeps the ids of the replayed steps apart from the first ones.
         """
         with self._lock:
-            return self._steps.setdefault(kind, _Occurrences()).open(step)
+            steps = self._steps.get(kind)
+            if steps is None:
+                steps = self._steps[kind] = _Occurrences()
+            return steps.open(step)
 
     def occurrence(self, kind: str, step: int) -> int:
         """The count that the last :meth:`open_step` of this step gave; 0 before the first."""
         with self._lock:
-            return self._steps.setdefault(kind, _Occurrences()).last(step)
+            steps = self._steps.get(kind)
+            return 0 if steps is None else steps.last(step)
 
 
 class _Occurrences:

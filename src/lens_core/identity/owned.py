@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Final
 
 from opentelemetry import trace
@@ -31,6 +32,13 @@ __all__ = [
 
 # Known to opentelemetry-api from 1.40 on; older ones write flags without it.
 _RANDOM: Final = int(getattr(TraceFlags, "RANDOM_TRACE_ID", 0))
+_SAMPLED_FLAGS: Final = TraceFlags(_RANDOM | TraceFlags.SAMPLED)
+_UNSAMPLED_FLAGS: Final = TraceFlags(_RANDOM)
+#: How samplers that take every root span describe themselves.
+_ALL_ROOTS: Final = (
+    "ParentBased{root:AlwaysOnSampler,",
+    "ParentBased{root:LinkAware{AlwaysOnSampler},",
+)
 
 
 class _Forced:
@@ -87,15 +95,23 @@ def is_sampled(tracer: Tracer, trace_id: int, name: str) -> bool:
     as sampling everything.
     """
     sampler = getattr(_real(tracer), "sampler", None)
-    if sampler is None:
+    if sampler is None or _samples_all(sampler):
         return True
     # An empty context, not None: with None the sampler would look at the current span.
     return bool(sampler.should_sample(Context(), trace_id, name).decision.is_sampled())
 
 
+@lru_cache(maxsize=8)
+def _samples_all(sampler: object) -> bool:
+    """Whether this sampler takes every root span, so that it need not be asked each time."""
+    describe = getattr(sampler, "get_description", None)
+    text = str(describe()) if callable(describe) else ""
+    return text == "AlwaysOnSampler" or text.startswith(_ALL_ROOTS)
+
+
 def derived_context(trace_id: int, span_id: int, *, sampled: bool) -> SpanContext:
     """The context of a span that another process starts under these ids."""
-    flags = TraceFlags(_RANDOM | (TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT))
+    flags = _SAMPLED_FLAGS if sampled else _UNSAMPLED_FLAGS
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
 
 
@@ -165,6 +181,6 @@ def start_owned_span(
 
 
 def _real(tracer: Tracer) -> object:
-    if isinstance(tracer, trace.ProxyTracer):
+    if type(tracer) is trace.ProxyTracer:
         return tracer._tracer  # the API's stand-in until a provider is set
     return tracer

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, Token
+from types import TracebackType
 from typing import Final, Literal
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanContext, TraceFlags, Tracer
+from opentelemetry.trace import Link, Span, SpanContext, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.boundary import Relation, current_carrier
-from lens_core.identity.derive import HopId
+from lens_core.identity.derive import Deriver, HopId
 from lens_core.identity.identity import Identity, current_identity
 from lens_core.identity.owned import derived_context, is_sampled, start_owned_span
 from lens_core.incidents import incidents
@@ -50,8 +50,10 @@ class StepScope:
     """
 
     __slots__ = (
+        "_hops",
         "_lock",
         "_opened",
+        "_owner_span_id",
         "identity",
         "kind",
         "occurrence",
@@ -66,38 +68,29 @@ class StepScope:
         self.kind = kind
         self.step = step
         self.occurrence = occurrence
-        self.trace_id = identity.deriver.trace_id(kind, step, occurrence)
+        self.trace_id, self._owner_span_id = identity.deriver.ids("step", kind, step, occurrence)
         self.sampled = True
         self.owned = False
         self._lock = threading.Lock()
-        self._opened: Counter[HopId | str] = Counter()
+        self._opened: dict[HopId | str, int] = {}
+        self._hops: Deriver | None = None
 
-    def span_context(self, rank: int) -> SpanContext:
-        """The context of the step span of a rank."""
-        deriver = self.identity.deriver
-        span_id = deriver.span_id("step", self.kind, self.step, self.occurrence, rank)
-        return derived_context(self.trace_id, span_id, sampled=self.sampled)
+    def owner_context(self) -> SpanContext:
+        """The context of the owner's span of the step."""
+        return derived_context(self.trace_id, self._owner_span_id, sampled=self.sampled)
 
     def hop_context(self, hop: HopId) -> SpanContext:
         """The context of the span under which a hop of this step is sent."""
-        span_id = self.identity.deriver.span_id(
-            "hop",
-            self.kind,
-            self.step,
-            self.occurrence,
-            hop.group,
-            hop.kind,
-            hop.source,
-            hop.destination,
-            hop.sequence,
-            hop.repeat,
-        )
-        return derived_context(self.trace_id, span_id, sampled=self.sampled)
+        hops = self._hops
+        if hops is None:
+            deriver = self.identity.deriver
+            hops = self._hops = deriver.under("hop", self.kind, self.step, self.occurrence)
+        return derived_context(self.trace_id, hops.span_id(*hop), sampled=self.sampled)
 
     def count(self, what: HopId | str) -> int:
         """How often this was counted in this step before; both ends of a hop count alike."""
         with self._lock:
-            before = self._opened[what]
+            before = self._opened.get(what, 0)
             self._opened[what] = before + 1
             return before
 
@@ -122,7 +115,83 @@ def current_step() -> StepScope | None:
     return _open.local.get() or _open.default
 
 
-@contextmanager
+class _Entered:
+    """What an open step span must put back."""
+
+    __slots__ = ("context", "local", "previous", "scope", "span")
+
+    def __init__(
+        self,
+        scope: StepScope,
+        span: Span,
+        context: Token[otel_context.Context],
+        local: Token[StepScope | None],
+        previous: StepScope | None,
+    ) -> None:
+        self.scope = scope
+        self.span = span
+        self.context = context
+        self.local = local
+        self.previous = previous
+
+
+class _StepSpan:
+    """A step span as a context manager: a class, because a generator costs more at each step."""
+
+    __slots__ = ("_attributes", "_entered", "_identity", "_kind", "_name", "_relation", "_step",
+                 "_tracer")  # fmt: skip
+
+    def __init__(
+        self,
+        step: int,
+        name: str,
+        relation: Relation,
+        kind: str,
+        tracer: Tracer | None,
+        identity: Identity | None,
+        attributes: Mapping[str, AttributeValue] | None,
+    ) -> None:
+        self._step = step
+        self._name = name
+        self._relation = relation
+        self._kind = kind
+        self._tracer = tracer
+        self._identity = identity
+        self._attributes = attributes
+        self._entered: _Entered | None = None
+
+    def __enter__(self) -> Span:
+        who = self._identity or current_identity()
+        tracer = self._tracer or span_tracer.tracer
+        attributes: dict[str, AttributeValue] = {DL_ITERATION: self._step}
+        if self._attributes:
+            attributes.update(self._attributes)
+        scope = StepScope(who, self._kind, self._step, who.open_step(self._kind, self._step))
+        span = _start(scope, tracer, self._name, self._relation, attributes)
+        context = otel_context.attach(trace.set_span_in_context(span))
+        local = _open.local.set(scope)
+        self._entered = _Entered(scope, span, context, local, _open.default)
+        _open.default = scope
+        return span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        entered, self._entered = self._entered, None
+        if entered is None:
+            return
+        if error is not None:
+            record_error(entered.span, error)
+        if _open.default is entered.scope:
+            _open.default = entered.previous
+        _open.local.reset(entered.local)
+        otel_context.detach(entered.context)
+        entered.span.end()
+
+
 def step_span(
     step: int,
     *,
@@ -132,7 +201,7 @@ def step_span(
     tracer: Tracer | None = None,
     identity: Identity | None = None,
     attributes: Mapping[str, AttributeValue] | None = None,
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """This rank's span of a step, open in the body; no communication.
 
     All ranks' spans of a step share one derived trace id. The owner's has a derived span id; the
@@ -152,31 +221,14 @@ def step_span(
         identity: Who derives; the installed identity if not given.
         attributes: Attributes of the span.
 
-    Yields:
-        The open span.
+    Returns:
+        A context manager that yields the open span. Use it once.
 
     Raises:
         TypeError: If ``step`` is not an integer.
     """
-    step = operator.index(step)
-    who = current_identity() if identity is None else identity
-    used = span_tracer.tracer if tracer is None else tracer
-    scope = StepScope(who, kind, step, who.open_step(kind, step))
-    span = _start(scope, used, name, relation, {DL_ITERATION: step, **(attributes or {})})
-    token = otel_context.attach(trace.set_span_in_context(span))
-    local = _open.local.set(scope)
-    previous, _open.default = _open.default, scope
-    try:
-        yield span
-    except BaseException as error:
-        record_error(span, error)
-        raise
-    finally:
-        if _open.default is scope:
-            _open.default = previous
-        _open.local.reset(local)
-        otel_context.detach(token)
-        span.end()
+    number = operator.index(step)
+    return _StepSpan(number, name, relation, kind, tracer, identity, attributes)
 
 
 @contextmanager
@@ -242,7 +294,7 @@ def step_carrier(
         scope = StepScope(who, kind, step, who.occurrence(kind, step))
         used = span_tracer.tracer if tracer is None else tracer
         scope.sampled = is_sampled(used, scope.trace_id, kind)
-    span = trace.NonRecordingSpan(scope.span_context(who.owner_rank))
+    span = trace.NonRecordingSpan(scope.owner_context())
     return current_carrier(trace.set_span_in_context(span, otel_context.Context()))
 
 
@@ -285,11 +337,13 @@ def _start_step(
             record_exception=False,
             set_status_on_exception=False,
         )
-    attributes[LENS_IDENTITY] = "derived"
     scope.sampled = is_sampled(tracer, scope.trace_id, name)
-    own = scope.span_context(who.rank)
-    parent = otel_context.get_current()
-    if who.rank != who.owner_rank:
+    owner = scope.owner_context()
+    parent: otel_context.Context | None = None
+    if who.rank == who.owner_rank:
+        span_id = owner.span_id
+    else:
+        span_id = 0  # nobody refers to it: any will do, in the trace of the step
         if not who.includes(who.owner_rank):
             incidents.record(
                 "link.missing",
@@ -297,25 +351,15 @@ def _start_step(
                 todo="Set up telemetry and install lens on that rank too.",
             )
         elif relation == "child":
-            owner = trace.NonRecordingSpan(scope.span_context(who.owner_rank))
             local = trace.get_current_span().get_span_context()
             if local.is_valid and local.trace_id != scope.trace_id:
                 links.append(Link(local))
-            parent = trace.set_span_in_context(owner)
+            parent = trace.set_span_in_context(trace.NonRecordingSpan(owner))
         else:
-            links.append(
-                Link(scope.span_context(who.owner_rank), who.peer_attributes(who.owner_rank))
-            )
+            # Its rank is no news; where it sits in the mesh may be.
+            known = None if who.mesh is None else who.peer_attributes(who.owner_rank)
+            links.append(Link(owner, known))
     span, scope.owned = start_owned_span(
-        tracer,
-        name,
-        own.trace_id,
-        own.span_id,
-        context=parent,
-        links=links,
-        attributes=attributes,
+        tracer, name, scope.trace_id, span_id, context=parent, links=links, attributes=attributes
     )
-    started = span.get_span_context()
-    if scope.owned:
-        scope.sampled = bool(started.trace_flags & TraceFlags.SAMPLED)
     return span
