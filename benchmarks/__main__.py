@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> int:
     if arguments == ["soak"]:
         chosen = list(soaks.values())
     else:
-        known = {**benches, **soaks}
+        # Where a benchmark and a soak share a name, the soak goes by that of its module.
+        known = {**{stem: stem for stem in soaks.values()}, **soaks, **benches}
         unknown = [name for name in arguments if name not in known]
         if unknown:
             print(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(known)}")
