@@ -96,6 +96,7 @@ LENS_SEQUENCE: Final = "lens.sequence"
 LENS_STACKS: Final = "lens.stacks"
 
 RPC_SYSTEM_NAME: Final = "rpc.system.name"
+MESSAGING_OPERATION_TYPE: Final = "messaging.operation.type"
 RPC_METHOD: Final = "rpc.method"
 ERROR_TYPE: Final = "error.type"
 
@@ -106,3 +107,5 @@ RAY_ACTOR_ID: Final = "ray.actor_id"
 RAY_TASK_ID: Final = "ray.task_id"
 RAY_TASK_ATTEMPT: Final = "ray.task.attempt"
 RAY_TASK_CANCELLED: Final = "ray.task.cancelled"
+#: Ids of the tasks that a ``ray.get`` waited for.
+RAY_WAIT_TASK_IDS: Final = "ray.wait.task_ids"

@@ -29,10 +29,13 @@ from lens_contrib.ray.injection import (
     inject_ray_context,
     ray_dispatch_with_context,
 )
+from lens_contrib.ray.instrumentor import RayInstrumentor
 from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
+from lens_contrib.ray.waiting import traced_get
 
 __all__ = [
     "CARRIER_ARGUMENT",
+    "RayInstrumentor",
     "RayTransport",
     "accepts_carrier",
     "extract_ray_context",
@@ -40,5 +43,6 @@ __all__ = [
     "ray_dispatch_with_context",
     "runtime_env",
     "traced",
+    "traced_get",
     "traced_remote_call",
 ]

@@ -33,6 +33,7 @@ def traced_remote_call(
     inject: bool = True,
     relation: Relation = "child",
     attributes: Mapping[str, AttributeValue] | None = None,
+    producer: bool = False,
 ) -> _T: ...
 @overload
 def traced_remote_call(
@@ -43,6 +44,7 @@ def traced_remote_call(
     inject: bool = True,
     relation: Relation = "child",
     attributes: Mapping[str, AttributeValue] | None = None,
+    producer: bool = False,
 ) -> Callable[[_T], _T]: ...
 def traced_remote_call(
     target: _T | None = None,
@@ -52,6 +54,7 @@ def traced_remote_call(
     inject: bool = True,
     relation: Relation = "child",
     attributes: Mapping[str, AttributeValue] | None = None,
+    producer: bool = False,
 ) -> _T | Callable[[_T], _T]:
     """The same function, method or class, whose remote calls are traced.
 
@@ -81,6 +84,8 @@ def traced_remote_call(
         relation: ``"child"``: the caller's span is the parent. ``"link"``: the span is a root with
             a Link to it, for calls that nobody waits for.
         attributes: Attributes of every span.
+        producer: Whether each submission gets a PRODUCER span in the caller, which is then the
+            parent: one more span per call, for :func:`traced_get` to link to.
 
     Raises:
         MessageError: If the target is nothing that Ray can call.
@@ -88,7 +93,7 @@ def traced_remote_call(
     """
     if relation not in get_args(Relation):
         raise ConfigError("relation", relation, "'child' or 'link'")
-    settings = _Settings(tracer, name, inject, relation, attributes)
+    settings = _Settings(tracer, name, inject, relation, attributes, producer)
     if target is None:
         return lambda actual: cast("_T", settings.apply(actual))
     return cast("_T", settings.apply(target))
@@ -107,12 +112,14 @@ class _Settings:
         inject: bool,
         relation: Relation,
         attributes: Mapping[str, AttributeValue] | None,
+        producer: bool,
     ) -> None:
         self._tracer = None if tracer is None else LocalTracer(tracer)
         self._name = name
         self._inject = inject
         self._relation = relation
         self._attributes = dict(attributes or {})
+        self._producer = producer
 
     def apply(self, target: object, qualified: str | None = None) -> object:
         if isinstance(target, staticmethod | classmethod):
@@ -139,6 +146,7 @@ class _Settings:
             "relation": self._relation,
             "attributes": self._attributes,
             "tracer": self._tracer,
+            "producer": self._producer,
         }
         return wrap_function(function, spec, inject=self._inject)
 

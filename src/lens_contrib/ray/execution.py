@@ -7,7 +7,6 @@ module is written for few steps rather than for few lines (``benchmarks/bench_ra
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from contextvars import Token
 from typing import Final, cast
@@ -15,30 +14,26 @@ from typing import Final, cast
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Tracer
+from opentelemetry.trace import Link, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
-from ray.exceptions import AsyncioActorExit, RayTaskError
 
+from lens_contrib.ray.failure import record_failure
 from lens_contrib.ray.transport import RayTransport
 from lens_contrib.ray.w3c import Headers
-from lens_contrib.ray.wire import LocalTracer, ProcessLocal, TracerScope
+from lens_contrib.ray.wire import ProcessLocal, tracer_of
 from lens_contrib.ray.worker import provider_is_set, this_process
 from lens_contrib.ray.wrapping import CallSpec
 from lens_core.boundary import CarrierStatus, Relation
 from lens_core.incidents import incidents
-from lens_core.outcome import error_type, is_ordinary_end, one_line, record_error
 from lens_core.semconv import (
-    ERROR_TYPE,
     LENS_CARRIER,
     LENS_TRANSPORT,
-    RAY_TASK_CANCELLED,
     RPC_METHOD,
     RPC_SYSTEM_NAME,
 )
 
 __all__ = ["Entry", "Scope"]
 
-_SCOPE: Final = "lens_contrib.ray"
 _NO_CONTEXT: Final = Context()
 _set_span = trace.set_span_in_context
 
@@ -53,7 +48,7 @@ class Entry(ProcessLocal):
         self._headers = Headers()
         self._name = str(spec["name"])
         self._relation = cast("Relation", spec["relation"])
-        self._tracer = _tracer(spec.get("tracer"))
+        self._tracer = tracer_of(spec.get("tracer"))
         own = cast("Mapping[str, AttributeValue]", spec.get("attributes") or {})
         self._own: dict[str, AttributeValue] = dict(own)
         #: Attributes of a hop whose carrier is all right: the common case, ready to be copied.
@@ -157,17 +152,7 @@ class Scope:
 
     def fail(self, error: BaseException) -> None:
         """Say on the span what the user's code raised. Never raises."""
-        try:
-            if isinstance(error, AsyncioActorExit) or _is_actor_exit(error):
-                return
-            if isinstance(error, _CANCELLATIONS) and self._hop:
-                self._span.set_attribute(RAY_TASK_CANCELLED, True)
-            elif isinstance(error, RayTaskError):
-                _record_remote(self._span, error)
-            else:
-                record_error(self._span, error)
-        except Exception as failure:  # noqa: BLE001 - must not replace the user's exception
-            incidents.record("span.record_failed", f"{type(failure).__name__}: {failure}")
+        record_failure(self._span, error, cancels=self._hop)
 
     def close(self) -> None:
         """End the span and restore the context. Never raises."""
@@ -176,36 +161,3 @@ class Scope:
             self._span.end()
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
             incidents.record("span.end_failed", f"{type(error).__name__}: {error}")
-
-
-#: How Ray cancels: a sync task, an async one, a generator that streams.
-_CANCELLATIONS: Final = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
-
-
-def _is_actor_exit(error: BaseException) -> bool:
-    # exit_actor() raises a SystemExit that Ray marks with an attribute; its code is not 0.
-    return isinstance(error, SystemExit) and (
-        is_ordinary_end(error) or hasattr(error, "ray_terminate_msg")
-    )
-
-
-def _record_remote(span: Span, error: RayTaskError) -> None:
-    """An error that another task raised: named here, recorded with its stack where it was born."""
-    cause = error.cause
-    if not isinstance(cause, BaseException):
-        record_error(span, error)
-        return
-    while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):
-        cause = cause.cause
-    kind, line = error_type(cause), one_line(cause)
-    span.set_attribute(ERROR_TYPE, kind)
-    span.set_status(trace.StatusCode.ERROR, f"{kind}: {line}" if line else kind)
-
-
-def _tracer(given: object) -> Tracer:
-    if isinstance(given, LocalTracer):
-        return given.tracer
-    if given is None:
-        return trace.get_tracer(_SCOPE)
-    name, version = cast("TracerScope", given)
-    return trace.get_tracer(name, version)

@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
 
 from lens_contrib.ray.acceptance import accepts_carrier
 from lens_contrib.ray.transport import CARRIER_ARGUMENT
 from lens_contrib.ray.w3c import Headers
-from lens_contrib.ray.wire import ProcessLocal
+from lens_contrib.ray.waiting import producers
+from lens_contrib.ray.wire import ProcessLocal, tracer_of
 from lens_contrib.ray.wrapping import CallSpec
 from lens_core.boundary import current_carrier
 from lens_core.carrier import extract_context
 from lens_core.incidents import incidents
+from lens_core.semconv import MESSAGING_OPERATION_TYPE, RPC_SYSTEM_NAME
 
 __all__ = ["Injector", "extract_ray_context", "inject_ray_context", "ray_dispatch_with_context"]
 
@@ -24,13 +27,18 @@ _Refs = TypeVar("_Refs")
 class Injector(ProcessLocal):
     """Submits calls of one traced function from this process."""
 
-    __slots__ = ("_headers",)
+    __slots__ = ("_headers", "_name", "_producer", "_tracer")
 
     def __init__(self, spec: CallSpec) -> None:
         self._headers = Headers()
+        self._producer = bool(spec.get("producer"))
+        self._name = f"{spec['name']} send"
+        self._tracer = tracer_of(spec.get("tracer"))
 
     def around(self, invocation: Callable[..., _Refs]) -> Callable[..., _Refs]:
         """The submission of one call, which sends the current context where there is one."""
+        if self._producer:
+            return self._producing(invocation)
         try:
             carrier = self._headers.current()
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
@@ -47,6 +55,25 @@ class Injector(ProcessLocal):
             if CARRIER_ARGUMENT in kwargs:
                 return invocation(args, kwargs)
             return invocation(args, {**kwargs, CARRIER_ARGUMENT: carrier})
+
+        return submit
+
+    def _producing(self, invocation: Callable[..., _Refs]) -> Callable[..., _Refs]:
+        """The submission of one call, under a PRODUCER span whose context it sends."""
+
+        def submit(args: object, kwargs: Mapping[str, object] | None) -> _Refs:
+            arguments = dict(kwargs or {})
+            if arguments.get(CARRIER_ARGUMENT) is not None:
+                return invocation(args, arguments)
+            attributes = {RPC_SYSTEM_NAME: "ray", MESSAGING_OPERATION_TYPE: "send"}
+            with self._tracer.start_as_current_span(
+                self._name, kind=SpanKind.PRODUCER, attributes=attributes
+            ) as span:
+                if carrier := self._headers.current():
+                    arguments[CARRIER_ARGUMENT] = carrier
+                refs = invocation(args, arguments)
+                producers.remember(refs, span.get_span_context())
+                return refs
 
         return submit
 

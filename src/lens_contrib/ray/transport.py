@@ -18,6 +18,8 @@ from lens_core.transport import Received
 
 __all__ = ["CARRIER_ARGUMENT", "DROPPED_HEADER", "RayTransport"]
 
+#: Length of a traceparent of version 00, which may come as its bytes alone.
+_TRACEPARENT_BYTES: Final = 55
 #: Name of the keyword argument that holds the carrier.
 CARRIER_ARGUMENT: Final = "_otel_carrier"
 #: Header that names what the sender left out because the carrier was too large.
@@ -61,6 +63,8 @@ class RayTransport:
         carrier = arguments.pop(CARRIER_ARGUMENT, None)
         if carrier is None:
             return Received(arguments)
+        if isinstance(carrier, bytes) and len(carrier) == _TRACEPARENT_BYTES:
+            carrier = {"traceparent": carrier.decode("ascii", "replace")}
         try:
             headers = dict(check_carrier(carrier))
         except CarrierError as error:

@@ -1,9 +1,10 @@
 """The common carrier, without the general machinery: a ``traceparent`` and nothing else.
 
-A worker runs its telemetry code once per call, with cold caches, where the global propagator costs
-about 15 us each way and this about a third (``benchmarks/bench_ray.py``, the rows "caller" and
-"worker"). Whatever is not the common case (another propagator, baggage, tracestate, a traceparent
-of a later version, a malformed one) is left to :mod:`lens_core.carrier`.
+Between Ray's caller and a traced callee such a carrier travels as the bytes of that header, which
+Ray moves without its serializer, and is written and read here in a few steps: a worker runs its
+telemetry code once per call, with cold caches, so steps are what it costs. Every other carrier
+(another propagator, baggage, tracestate, one that the user passed) is a mapping of headers and is
+left to :mod:`lens_core.carrier`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["Headers"]
 
 _transport: Final = RayTransport()
 _EMPTY: Final = Context()
-_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})", re.ASCII)
+_TRACEPARENT: Final = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _DEFAULT: Final = frozenset({TraceContextTextMapPropagator, W3CBaggagePropagator})
 
 
@@ -42,10 +43,10 @@ class Headers:
         self._seen: TextMapPropagator | None = None
         self._plain = False
         #: The last context, which never changes, and its carrier: calls come in bursts.
-        self._last: tuple[Context, Mapping[str, str]] = (_EMPTY, {})
+        self._last: tuple[Context, Mapping[str, str] | bytes] = (_EMPTY, {})
 
-    def current(self) -> Mapping[str, str]:
-        """The carrier of the current context, not to be changed; empty where there is nothing."""
+    def current(self) -> Mapping[str, str] | bytes:
+        """The carrier of the current context, as it travels; empty where there is nothing."""
         if get_global_textmap() is not self._seen:
             self._look()
         context = otel_context.get_current()
@@ -57,30 +58,25 @@ class Headers:
             self._last = (context, carrier)
         return carrier
 
-    def _write(self, context: Context) -> Mapping[str, str]:
+    def _write(self, context: Context) -> Mapping[str, str] | bytes:
         span = trace.get_current_span(context).get_span_context()
         if not self._plain or span.trace_state or baggage.get_all(context):
             arguments = _transport.inject({}, current_carrier(context))
             return cast("Mapping[str, str]", arguments.get(CARRIER_ARGUMENT, {}))
         if not span.is_valid:
             return {}
-        header = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
-        return {"traceparent": header}
+        return b"00-%032x-%016x-%02x" % (span.trace_id, span.span_id, span.trace_flags)
 
     def context(self, carrier: object) -> Context:
         """The context that a carrier holds; empty where it holds none. Never raises."""
-        if get_global_textmap() is not self._seen:
-            self._look()
-        if self._plain and type(carrier) is dict and len(carrier) == 1:
-            header = carrier.get("traceparent")
-            match = _TRACEPARENT.fullmatch(header) if type(header) is str else None
-            if match is not None:
-                trace_id, span_id, flags = match.groups()
-                span = SpanContext(
-                    int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16))
-                )
-                if span.is_valid:
-                    return trace.set_span_in_context(NonRecordingSpan(span), _EMPTY)
+        match = _TRACEPARENT.fullmatch(carrier) if type(carrier) is bytes else None
+        if match is not None:
+            trace_id, span_id, flags = match.groups()
+            span = SpanContext(
+                int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16))
+            )
+            if span.is_valid:
+                return trace.set_span_in_context(NonRecordingSpan(span), _EMPTY)
         return extract_context(carrier)  # type: ignore[arg-type]  # it refuses what is no mapping
 
     def _look(self) -> None:

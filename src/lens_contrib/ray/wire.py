@@ -7,10 +7,14 @@ such a closure would make that worker fail. So each of these classes reduces its
 
 from __future__ import annotations
 
+from typing import Final, cast
+
+from opentelemetry import trace
 from opentelemetry.trace import Tracer
 
-__all__ = ["LocalTracer", "ProcessLocal", "TracerScope"]
+__all__ = ["LocalTracer", "ProcessLocal", "TracerScope", "tracer_of"]
 
+_SCOPE: Final = "lens_contrib.ray"
 #: Name and version of an instrumentation scope: all of a tracer that another process can use.
 TracerScope = tuple[str, str | None]
 
@@ -44,6 +48,16 @@ class LocalTracer:
         name = getattr(scope, "name", None)
         version = getattr(scope, "version", None)
         if not isinstance(name, str):  # the API's proxy, before a provider is set
-            name = getattr(self.tracer, "_instrumenting_module_name", "lens_contrib.ray")
+            name = getattr(self.tracer, "_instrumenting_module_name", _SCOPE)
             version = getattr(self.tracer, "_instrumenting_library_version", None)
         return (str(name), version if isinstance(version, str) else None)
+
+
+def tracer_of(given: object) -> Tracer:
+    """The tracer that the decorator was given, or of that name; by default this package's own."""
+    if isinstance(given, LocalTracer):
+        return given.tracer
+    if given is None:
+        return trace.get_tracer(_SCOPE)
+    name, version = cast("TracerScope", given)
+    return trace.get_tracer(name, version)

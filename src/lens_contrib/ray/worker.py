@@ -99,14 +99,19 @@ def _setup_from_environment() -> None:
     from lens_core import NemoLensConfig, setup_telemetry
 
     config = NemoLensConfig.from_env()
-    if config.enabled:
-        # Written through: ray.kill and an exiting driver run no exit handler in a worker.
-        context = ray.get_runtime_context()
-        setup_telemetry(
-            config,
-            resource_attributes={RAY_WORKER_ID: context.get_worker_id()},
-            write_through=True,
-        )
+    if not config.enabled:
+        return
+    # Ray ends workers without running their exit handlers (ray.kill, a driver that exits). So what
+    # has ended is safe before the call returns: in the file of exporter "file", else in the
+    # journal, from which the next process of the run, or "lens ship", sends it.
+    to_file = config.exporter == "file"
+    if config.journal == "auto" and config.exporter in ("file", "otlp"):
+        config.journal = "open" if to_file else "all"
+    setup_telemetry(
+        config,
+        resource_attributes={RAY_WORKER_ID: ray.get_runtime_context().get_worker_id()},
+        write_through=to_file,
+    )
 
 
 #: The process that imports this.

@@ -134,7 +134,10 @@ def _plain(function: _Function, spec: CallSpec, wants: bool) -> _Function:
     ) -> Any:
         nonlocal entry
         if wants:
-            kwargs["_otel_carrier"] = _otel_carrier
+            carrier = _otel_carrier
+            if type(carrier) is bytes:  # a traceparent alone travels as its bytes
+                carrier = {"traceparent": carrier.decode("ascii", "replace")}
+            kwargs["_otel_carrier"] = carrier
         scope = None
         try:
             if entry is None:
@@ -165,7 +168,10 @@ def _coroutine(function: _Function, spec: CallSpec, wants: bool) -> _Function:
     ) -> Any:
         nonlocal entry
         if wants:
-            kwargs["_otel_carrier"] = _otel_carrier
+            carrier = _otel_carrier
+            if type(carrier) is bytes:  # a traceparent alone travels as its bytes
+                carrier = {"traceparent": carrier.decode("ascii", "replace")}
+            kwargs["_otel_carrier"] = carrier
         scope = None
         try:
             if entry is None:
@@ -196,7 +202,10 @@ def _generator(function: _Function, spec: CallSpec, wants: bool) -> _Function:
     ) -> Any:
         nonlocal entry
         if wants:
-            kwargs["_otel_carrier"] = _otel_carrier
+            carrier = _otel_carrier
+            if type(carrier) is bytes:  # a traceparent alone travels as its bytes
+                carrier = {"traceparent": carrier.decode("ascii", "replace")}
+            kwargs["_otel_carrier"] = carrier
         scope = None
         try:
             if entry is None:
@@ -252,7 +261,10 @@ def _async_generator(function: _Function, spec: CallSpec, wants: bool) -> _Funct
     ) -> Any:
         nonlocal entry
         if wants:
-            kwargs["_otel_carrier"] = _otel_carrier
+            carrier = _otel_carrier
+            if type(carrier) is bytes:  # a traceparent alone travels as its bytes
+                carrier = {"traceparent": carrier.decode("ascii", "replace")}
+            kwargs["_otel_carrier"] = carrier
         scope = None
         try:
             if entry is None:

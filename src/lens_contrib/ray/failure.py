@@ -1,0 +1,63 @@
+"""What a span says of an exception that left a Ray call.
+
+Errors that another task raised are named, but recorded with their stack only where they were born:
+Ray puts the whole remote traceback into the text of the exception, and it would be written down
+again at every hop. Leaving an actor and being cancelled are no errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from opentelemetry.trace import Span, StatusCode
+from ray.exceptions import AsyncioActorExit, RayTaskError
+
+from lens_core.incidents import incidents
+from lens_core.outcome import error_type, one_line, record_error
+from lens_core.semconv import ERROR_TYPE, RAY_TASK_CANCELLED
+
+__all__ = ["record_failure"]
+
+#: How Ray cancels: a sync task, an async one, a generator that streams.
+_CANCELLATIONS: Final = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
+
+
+def record_failure(span: Span, error: BaseException, *, cancels: bool = False) -> None:
+    """Say on the span what the code under it raised. Never raises.
+
+    Args:
+        span: The span, which is not ended.
+        error: What was raised.
+        cancels: Whether an exception of the kinds with which Ray cancels means that it did.
+    """
+    try:
+        if _leaves_actor(error):
+            return
+        if cancels and isinstance(error, _CANCELLATIONS):
+            span.set_attribute(RAY_TASK_CANCELLED, True)
+        elif isinstance(error, RayTaskError):
+            _name(span, error)
+        else:
+            record_error(span, error)
+    except Exception as failure:  # noqa: BLE001 - must not replace the user's exception
+        incidents.record("span.record_failed", f"{type(failure).__name__}: {failure}")
+
+
+def _leaves_actor(error: BaseException) -> bool:
+    # exit_actor() raises a SystemExit that Ray marks with an attribute; its code is not 0.
+    return isinstance(error, AsyncioActorExit) or (
+        isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
+    )
+
+
+def _name(span: Span, error: RayTaskError) -> None:
+    cause: object = error
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
+    if not isinstance(cause, BaseException):
+        record_error(span, error)
+        return
+    kind, line = error_type(cause), one_line(cause)
+    span.set_attribute(ERROR_TYPE, kind)
+    span.set_status(StatusCode.ERROR, f"{kind}: {line}" if line else kind)
