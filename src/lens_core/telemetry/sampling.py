@@ -67,7 +67,7 @@ class LinkAware(Sampler):
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
         """Follow the links, or else ask the other sampler."""
-        linked = [link for link in links or () if link.context.is_valid]
+        linked = [link for link in links if link.context.is_valid] if links else ()
         if not linked or starting_owned_span():
             return self._otherwise.should_sample(
                 parent_context, trace_id, name, kind, attributes, links, trace_state
