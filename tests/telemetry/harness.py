@@ -31,7 +31,8 @@ _REQUESTS = {
 class Receiver:
     """An OTLP/HTTP receiver on a port of its own.
 
-    ``status`` is what it answers; ``hang_s`` how long it waits before that.
+    ``status`` is what it answers; ``hang_s`` how long it waits before that,
+    ``answer`` the type and body of the answer.
     """
 
     def __init__(self):
@@ -39,6 +40,7 @@ class Receiver:
         self.headers = []
         self.status = 200
         self.hang_s = 0.0
+        self.answer = ("application/x-protobuf", b"")
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,8 +56,10 @@ class Receiver:
                     else:
                         receiver.requests.append((self.path, _REQUESTS[self.path].FromString(body)))
                 self.send_response(status)
-                self.send_header("Content-Length", "0")
+                self.send_header("Content-Type", receiver.answer[0])
+                self.send_header("Content-Length", str(len(receiver.answer[1])))
                 self.end_headers()
+                self.wfile.write(receiver.answer[1])
 
             def log_message(self, *args):
                 pass

@@ -386,3 +386,15 @@ def test_metrics_and_logs_are_kept_too(tmp_path):
     ]
     assert bodies == ["kept"]
     assert len(file_spans(tmp_path, "spill-*.jsonl")) == 1
+
+
+def test_sigterm_with_the_collector_down(tmp_path):
+    process = start(
+        "work(); spans = leave_open(); print('ready', flush=True); time.sleep(60)",
+        environment(tmp_path, unused_endpoint()),
+    )
+    returned, _, err = terminate_when_ready(process, timeout_s=10)
+    assert returned == -signal.SIGTERM, err
+    names = sorted(span["name"] for span, _ in file_spans(tmp_path, "spill-*.jsonl"))
+    assert names == sorted([*ENDED, "inner", "outer"])
+    assert "spill-" in err, "the path is logged"

@@ -15,7 +15,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk._logs import LoggerProvider, LogRecordProcessor, ReadableLogRecord
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -338,3 +341,20 @@ def test_json_of_logs_says_what_protobuf_says():
         )
     ours = json.loads(to_line(encode_logs(records)))
     assert ours == plain(ExportLogsServiceRequest.FromString(logs_request(records)))
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "http/json"])
+def test_what_a_receiver_rejects_of_a_batch_is_said(protocol, tmp_path):
+    answer = ExportTraceServiceResponse()
+    answer.partial_success.rejected_spans = 7
+    answer.partial_success.error_message = "too old"
+    with receiving() as receiver:
+        if protocol == "http/json":
+            body = json_format.MessageToJson(answer).encode()
+            receiver.answer = ("application/json", body)
+        else:
+            receiver.answer = ("application/x-protobuf", answer.SerializeToString())
+        env = environment(tmp_path, receiver.endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol)
+        returned, _, err = run("work()", env)
+        assert returned == 0
+        assert "rejected 7 records: too old" in err

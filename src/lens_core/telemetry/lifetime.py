@@ -159,6 +159,8 @@ class Lifetime:
         if self._meters.reader is not None:
             self._meters.reader.collect_now()
         self._settle(deadline)
+        # Elsewhere, with a limit: the thread that is stuck may hold the lock of a log handler.
+        self.control.run(self._report, 0.5)
 
     def _settle(self, deadline: float) -> bool:
         for delivery in self._deliveries:

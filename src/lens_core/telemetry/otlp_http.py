@@ -8,12 +8,15 @@ is the business of :mod:`lens_core.telemetry.delivery`.
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 import requests
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from lens_core.incidents import incidents
 from lens_core.telemetry.delivery import Outcome
@@ -60,6 +63,7 @@ class HttpSink(Generic[T]):
             )
             return Outcome.RETRY
         if response.ok:
+            _note_partial_success(response, self._settings.endpoint)
             return Outcome.SENT
         incidents.record(
             "otlp.refused",
@@ -94,3 +98,23 @@ class HttpSink(Generic[T]):
     def _after_fork(self) -> None:
         # The connection is the parent's: closing it here would not be seen there, using it would.
         self._session = None
+
+
+def _note_partial_success(response: requests.Response, endpoint: str) -> None:
+    """Say where a receiver took a batch but not all that is in it."""
+    if not response.content:
+        return
+    try:
+        if "json" in response.headers.get("Content-Type", ""):
+            partial = json.loads(response.content).get("partialSuccess") or {}
+            rejected = sum(int(count) for key, count in partial.items() if key != "errorMessage")
+            why = str(partial.get("errorMessage", ""))
+        else:
+            # The responses of all three signals have the same fields at the same places.
+            message = ExportTraceServiceResponse.FromString(response.content)
+            rejected = message.partial_success.rejected_spans
+            why = message.partial_success.error_message
+    except (ValueError, TypeError, AttributeError, DecodeError):
+        return  # an answer that is not OTLP's says nothing about the batch
+    if rejected or why:
+        incidents.record("otlp.partial_success", f"{endpoint} rejected {rejected} records: {why}")
