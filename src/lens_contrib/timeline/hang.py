@@ -28,6 +28,8 @@ __all__ = ["Edge", "HangReport", "Kind", "Mismatch", "Suspect", "analyse"]
 
 #: A process that started or ended a span this recently goes on.
 _PROGRESS_NS: Final = 2_000_000_000
+#: A live process writes a sign of life twice a second.
+_SILENT_S: Final = 3.0
 
 Kind = Literal["dead", "missing", "stuck", "mismatch", "cycle", "transfer"]
 #: Where as many wait for one as for another, the more certain finding comes first.
@@ -305,6 +307,9 @@ def _judge(
     idle_s = (now_ns - process.activity_ns) / 1e9
     progresses = now_ns - process.activity_ns < _PROGRESS_NS
     said = "goes on" if progresses else f"has not moved for {idle_s:.1f} s"
+    silent_s = (now_ns - process.alive_ns) / 1e9
+    if silent_s >= _SILENT_S:
+        said += f" (no sign of life for {silent_s:.1f} s: stopped, or C code holds its interpreter)"
     return Suspect("stuck", names, after, progresses, f"{name} waits for nobody and {said} {where}")
 
 
