@@ -1,0 +1,61 @@
+"""However a worker ends, what had ended in it arrives: 50 of 50 spans, each once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from lens_core.telemetry.journal.recovery import DirectorySink, recover
+from tests.ray.losses import CALLS, SCENARIOS
+from tests.ray.spans import read_spans
+
+SCRIPT = Path(__file__).with_name("losses.py")
+#: These differ by what happens to the cluster, so they have one of their own.
+OWN_CLUSTER = {
+    "actor_then_exit",
+    "async_actor_then_exit",
+    "tasks_then_shutdown",
+    "actor_then_shutdown",
+    "idle_worker_is_reaped",
+}
+
+
+def run_scenario(name, tmp_path, address, **variables):
+    arguments = [name] if name in OWN_CLUSTER else [name, address]
+    paths = [str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, SCRIPT, *arguments],
+        env={
+            **os.environ,
+            "NEMO_LENS_ENABLED": "1",
+            "NEMO_LENS_EXPORTER": "file",
+            "NEMO_LENS_OUTPUT_DIR": str(tmp_path),
+            "NEMO_LENS_JOURNAL_DIR": str(tmp_path / "journals"),
+            "NEMO_LENS_RUN_ID": name,
+            "LOSSES_MARKER": str(tmp_path / "marker"),
+            "PYTHONPATH": os.pathsep.join(paths),
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_ended_span_arrives_once(cluster, tmp_path, name):
+    done = run_scenario(name, tmp_path, ray.get_runtime_context().gcs_address)
+    assert done.returncode == (-signal.SIGKILL if name == "driver_is_killed" else 0), done.stderr
+    written = [span for span in read_spans(tmp_path / name) if span.name.endswith("work")]
+    assert len(written) == CALLS
+    # What a journal may still hold adds nothing that is there already.
+    recover([tmp_path / "journals" / name], lambda meta: DirectorySink(tmp_path / name))
+    spans = [span for span in read_spans(tmp_path / name) if span.name.endswith("work")]
+    assert len(spans) == len({span.span_id for span in spans}) == CALLS
