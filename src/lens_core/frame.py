@@ -200,12 +200,13 @@ def decode_ids(raw: bytes) -> tuple[str, int] | None:
     Args:
         raw: The whole frame, padding included.
     """
-    if not raw.startswith(_IDS_ONLY_PREFIX) or not HEADER_BYTES <= len(raw) <= len(_ZEROS):
+    size = len(raw)
+    if not raw.startswith(_IDS_ONLY_PREFIX) or not HEADER_BYTES <= size <= BROADCAST_CAPACITY:
         return None
     crc, sequence, trace_id, span_id, trace_flags = _AFTER_PREFIX.unpack_from(raw, _CRC_AT)
     if (
         zlib.crc32(raw[_IDS_AT:HEADER_BYTES], _IDS_ONLY_CRC) != crc
-        or not raw.endswith(_ZEROS[: len(raw) - HEADER_BYTES])
+        or not raw.endswith(_ZEROS[: size - HEADER_BYTES])
         or trace_id == _NO_TRACE_ID
         or span_id == _NO_SPAN_ID
     ):

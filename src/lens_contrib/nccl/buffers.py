@@ -30,35 +30,27 @@ class Slack:
     Attributes:
         wire: ``uint8``: the tensor's bytes and the frame, what is sent and received.
         frame: ``uint8[256]``: the frame's part of ``wire``.
+        on_host: Whether Python reads the frame in place.
+        tensor: The tensor, weakly.
+        start: Address of its first element.
+        shape: Its shape.
     """
 
-    __slots__ = ("_shape", "_start", "_tensor", "_view", "frame", "wire")
+    __slots__ = ("_view", "frame", "on_host", "shape", "start", "tensor", "wire")
 
     def __init__(self, wire: torch.Tensor, tensor: torch.Tensor) -> None:
         self.wire = wire
         self.frame = wire[-P2P_CAPACITY:]
         self._view: memoryview | None = None
+        self.on_host = wire.is_cpu
         if wire.is_cpu:
             memory = (ctypes.c_ubyte * P2P_CAPACITY).from_address(self.frame.data_ptr())
             self._view = memoryview(memory).cast("B")
-        self._start = tensor.data_ptr()
-        self._shape = tensor.shape
+        self.start = tensor.data_ptr()
+        self.shape = tensor.shape
         # Weak: the tensor's life is the user's; with it goes this entry.
         key = id(tensor)
-        self._tensor = weakref.ref(tensor, lambda _: _slacks.pop(key, None))
-
-    @property
-    def on_host(self) -> bool:
-        """Whether Python reads the frame in place."""
-        return self._view is not None
-
-    def belongs_to(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is still the one that was allocated, on the same memory."""
-        return (
-            self._tensor() is tensor
-            and tensor.data_ptr() == self._start
-            and tensor.shape == self._shape
-        )
+        self.tensor = weakref.ref(tensor, lambda _: _slacks.pop(key, None))
 
     def write(self, frame: bytes) -> None:
         """Put a frame there; never waits for a device."""
@@ -131,7 +123,12 @@ def slack_of(tensor: torch.Tensor) -> Slack:
         MessageError: If the tensor is not one, or was moved to other memory since.
     """
     slack = _slacks.get(id(tensor))
-    if slack is None or not slack.belongs_to(tensor):
+    if (
+        slack is None
+        or slack.tensor() is not tensor
+        or tensor.data_ptr() != slack.start
+        or tensor.shape != slack.shape
+    ):
         raise MessageError(
             'mode="buffer" needs the very tensor that carrier_buffer() returned, not a view or a '
             "copy of it and not after .data or set_() moved it; copy_() into it, or use another "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Final
-from weakref import WeakKeyDictionary
 
-from lens_contrib.torch_distributed.frames import Turns
+from lens_contrib.torch_distributed.frames import MAX_SEQUENCE, Turns
 from lens_contrib.torch_distributed.groups import GroupFacts, group_facts, require_alive
 from lens_core.errors import MessageError, MissingExtraError, PeerRankError
 
@@ -39,7 +39,7 @@ class Outlet:
         self.numbers: Iterator[int] = itertools.count()
 
 
-class Inlet:
+class Inlet(Turns):
     """The receiving end of a channel.
 
     A receive takes its turn when it is posted, since that is when messages are matched, and reads
@@ -52,21 +52,18 @@ class Inlet:
         turns: The next receive's turn, from 0.
     """
 
-    __slots__ = ("_reader", "group_peer", "peer", "rank", "turns")
+    __slots__ = ("group_peer", "peer", "rank", "turns")
 
     def __init__(self, facts: GroupFacts, peer: int) -> None:
+        super().__init__(lambda: f"rank {facts.rank} receiving from rank {peer}")
         self.rank = facts.rank
         self.peer = peer
         self.group_peer = facts.group_ranks[peer]
         self.turns: Iterator[int] = itertools.count()
-        self._reader = Turns(self._where)
 
-    def read(self, raw: bytes, turn: int) -> dict[str, str] | None:
-        """The carrier in a frame that arrived in this turn; ``None`` where there is none."""
-        return self._reader.read(raw, self._reader.due(turn))
-
-    def _where(self) -> str:
-        return f"rank {self.rank} receiving from rank {self.peer}"
+    def carrier(self, raw: bytes, turn: int) -> dict[str, str] | None:
+        """The carrier in the frame that arrived in this turn; ``None`` where there is none."""
+        return self.read(raw, (turn + self.ahead) & MAX_SEQUENCE)
 
 
 #: What a caller names a channel by: global rank, rank within the group, tag, device type.
@@ -76,17 +73,20 @@ _Call = tuple[int | None, int | None, int, str]
 class _GroupChannels:
     """The channels of one group: by what they are, and by how calls name them."""
 
-    __slots__ = ("facts", "inlets", "inlets_by_call", "outlets", "outlets_by_call")
+    __slots__ = ("facts", "group", "inlets", "inlets_by_call", "outlets", "outlets_by_call")
 
-    def __init__(self, facts: GroupFacts) -> None:
-        self.facts = facts
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.facts = group_facts(group)
+        key = id(group)
+        self.group = weakref.ref(group, lambda _: _by_group.pop(key, None))
         self.outlets: dict[tuple[int, int], Outlet] = {}
         self.inlets: dict[tuple[int, int], Inlet] = {}
         self.outlets_by_call: dict[_Call, Outlet] = {}
         self.inlets_by_call: dict[_Call, Inlet] = {}
 
 
-_channels: Final[WeakKeyDictionary[dist.ProcessGroup, _GroupChannels]] = WeakKeyDictionary()
+#: By ``id`` of the group, which is faster than a ``WeakKeyDictionary``; gone with the group.
+_by_group: Final[dict[int, _GroupChannels]] = {}
 
 
 def outlet_to(
@@ -148,10 +148,11 @@ def inlet_from(
 
 
 def _of(group: dist.ProcessGroup) -> _GroupChannels:
-    channels = _channels.get(group)
-    if channels is None:
-        return _channels.setdefault(group, _GroupChannels(group_facts(group)))
-    require_alive(group, channels.facts.rank)
+    channels = _by_group.get(id(group))
+    if channels is None or channels.group() is not group:
+        channels = _by_group[id(group)] = _GroupChannels(group)
+    elif group is not dist.group.WORLD:
+        require_alive(group, channels.facts.rank)
     return channels
 
 

@@ -16,8 +16,10 @@ from lens_contrib.nccl.buffers import slack_of
 from lens_contrib.nccl.channels import inlet_from, outlet_to
 from lens_contrib.nccl.messages import Mode, check_message, choose_mode
 from lens_contrib.nccl.works import CarrierWork, Landing, Parcel
+from lens_contrib.torch_distributed.frames import outgoing_frame
 from lens_contrib.torch_distributed.groups import member_group
 from lens_core.errors import MissingExtraError, PeerRankError
+from lens_core.frame import P2P_CAPACITY
 
 try:
     import torch
@@ -64,8 +66,13 @@ def send(
     outlet = outlet_to(member, dst, group_dst, tag, tensor)
     if outlet.peer == outlet.rank:
         raise PeerRankError(outlet.rank, outlet.peer, "a blocking send to itself never returns")
-    parcel = Parcel(tensor, mode, outlet)
     # The group's own send, here and below: what dist.send would check was checked above.
+    if mode == "buffer":
+        slack = slack_of(tensor)
+        slack.write(outgoing_frame(P2P_CAPACITY, next(outlet.numbers)))
+        member.send([slack.wire], outlet.group_peer, tag).wait()
+        return
+    parcel = Parcel(tensor, mode, outlet)
     works = [member.send([part], outlet.group_peer, tag) for part in parcel.wire]
     for work in works:
         work.wait()
@@ -112,6 +119,12 @@ def recv(
     inlet = inlet_from(member, src, group_src, tag, tensor)
     if inlet.peer == inlet.rank:
         raise PeerRankError(inlet.rank, inlet.peer, "a blocking receive from itself never returns")
+    if mode == "buffer":
+        slack = slack_of(tensor)
+        slack.clear()
+        turn = next(inlet.turns)
+        member.recv([slack.wire], inlet.group_peer, tag).wait()
+        return inlet.carrier(slack.read(), turn)
     landing = Landing(tensor, mode, inlet)
     works = [member.recv([part], inlet.group_peer, tag) for part in landing.wire]
     for work in works:

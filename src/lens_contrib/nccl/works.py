@@ -82,17 +82,19 @@ class Landing:
 
     def arrive(self) -> None:
         """Unpack; to be called once the bytes are there, or on a device are ordered to be."""
+        room = self._room
         if self._packed:
-            self._room.unpack(self._tensor)
-        if self._room.on_host:
-            self.carrier()
-            self._room.give_back()
+            room.unpack(self._tensor)
+        if room.on_host:
+            self._unread = False
+            self._carrier = self._inlet.carrier(room.read(), self._turn)
+            room.give_back()
 
     def carrier(self) -> dict[str, str] | None:
         """The carrier; on a device, the first time waits for the current stream."""
         if self._unread:
             self._unread = False
-            self._carrier = self._inlet.read(self._room.read(), self._turn)
+            self._carrier = self._inlet.carrier(self._room.read(), self._turn)
         return self._carrier
 
 

@@ -162,7 +162,7 @@ class _Channel:
         The group's own broadcast, not ``dist.broadcast``: with cold caches its checks, which were
         made here, cost as much as all else that is done here (``benchmarks/bench_broadcast.py``).
         """
-        due = self._turns.due(self._calls) if step is None else step & MAX_SEQUENCE
+        number = (self._calls + self._turns.ahead if step is None else step) & MAX_SEQUENCE
         self._source = source
         on_host = self._device_type == "cpu"
         if source != self._group_rank:
@@ -173,9 +173,9 @@ class _Channel:
                 raw = bytes(self._view)
             else:
                 raw = self._receive_on_device(group, source)
-            carrier = self._turns.read(raw, due, step is None)
+            carrier = self._turns.read(raw, number, step is None)
         else:
-            raw = outgoing_frame(BROADCAST_CAPACITY, due, True)
+            raw = outgoing_frame(BROADCAST_CAPACITY, number, True)
             if on_host:
                 self._view[:] = raw
                 buffer = self._buffer
@@ -183,7 +183,7 @@ class _Channel:
                 buffer = frame_tensor(raw, current_device(self._device_type))
             work = group.broadcast([buffer], self._options_for(source))
             # Read while it is on its way: what the others get, less what did not fit.
-            carrier = self._turns.read(raw, due)
+            carrier = self._turns.read(raw, number)
             work.wait()
             if carrier is None:
                 self._report_no_span()

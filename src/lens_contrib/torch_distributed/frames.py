@@ -19,7 +19,7 @@ from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
-from opentelemetry.trace import Span, SpanContext
+from opentelemetry.trace import DEFAULT_TRACE_STATE, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lens_core.boundary import current_carrier
@@ -47,11 +47,12 @@ def outgoing_frame(capacity: int, sequence: int, span_required: bool = False) ->
         if len(context) == 1 and get_global_textmap() is _w3c.textmap:
             # One value, which is a span: so there is no baggage. Ids alone make the traceparent.
             (value,) = context.values()
-            if isinstance(value, Span):
-                span = value.get_span_context()
+            get_span_context = getattr(value, "get_span_context", None)
+            if get_span_context is not None:
+                span = get_span_context()
                 if type(span) is SpanContext:
                     trace_id, span_id, _, trace_flags, trace_state, is_valid = span
-                    if is_valid and not trace_state:
+                    if is_valid and (trace_state is DEFAULT_TRACE_STATE or not trace_state):
                         return encode_ids(trace_id, span_id, trace_flags, capacity, sequence)
         return _any_frame(context, capacity, sequence, span_required)
     except Exception as error:  # noqa: BLE001 - a foreign span or propagator may raise anything
@@ -137,15 +138,16 @@ class Turns:
         where: Names the channel, if it ever has to be named.
     """
 
-    __slots__ = ("_ahead", "_where")
+    __slots__ = ("_where", "ahead")
 
     def __init__(self, where: Callable[[], str]) -> None:
         self._where = where
-        self._ahead = 0
+        #: How far the sender's count is ahead of the receiver's.
+        self.ahead = 0
 
     def due(self, turn: int) -> int:
         """The sequence number that is due in this turn of the channel, counted from 0."""
-        return (turn + self._ahead) & MAX_SEQUENCE
+        return (turn + self.ahead) & MAX_SEQUENCE
 
     def read(self, raw: bytes, due: int, follow: bool = True) -> dict[str, str] | None:
         """The carrier in the frame that arrived; ``None`` where there is none.
@@ -163,6 +165,6 @@ class Turns:
             return None
         if not in_turn(frame, due, self._where):
             if follow:
-                self._ahead += frame.sequence - due
+                self.ahead += frame.sequence - due
             return None
         return dict(frame.carrier) or None
