@@ -12,7 +12,9 @@ from lens_contrib.timeline.open_processes import take_snapshot
 from tests.journal.killing import wait_for
 
 ray = pytest.importorskip("ray")
-traced = pytest.importorskip("lens_contrib.ray", exc_type=ImportError).traced
+lens_ray = pytest.importorskip("lens_contrib.ray", exc_type=ImportError)
+waiting = pytest.importorskip("lens_contrib.ray.waiting", exc_type=ImportError)
+traced, traced_get = lens_ray.traced, waiting.traced_get
 
 
 @ray.remote
@@ -36,23 +38,35 @@ class Asks:
             except ray.exceptions.RayError:
                 time.sleep(0.1)  # it hopes for a restart that never comes
 
-    def nothing(self):
-        return None
+    @traced
+    def ask_busy(self, other):
+        return traced_get(other.answer.remote())
+
+
+def name_of(actor):
+    return f"actor {actor._actor_id.hex()[:12]}"
+
+
+def report_of(cluster):
+    # Not the command: what Ray logs meanwhile would stand in its output.
+    journals = cluster.run_directory.parent / "journals" / "ray-tests"
+    return to_json(analyse(take_snapshot([journals] if journals.is_dir() else [])))
+
+
+def open_spans(report):
+    return {span["name"] for process in report["processes"] for span in process["open_spans"]}
 
 
 def test_actor_waits_for_a_killed_one(cluster):
     asking, answering = Asks.remote(), Answers.options(max_concurrency=2).remote()
     pid = ray.get(answering.pid.remote(), timeout=60)
-    names = {actor: f"actor {actor._actor_id.hex()[:12]}" for actor in (asking, answering)}
-    journals = cluster.run_directory.parent / "journals" / "ray-tests"
+    names = {actor: name_of(actor) for actor in (asking, answering)}
 
     def report():
-        # Not the command: what Ray logs meanwhile would stand in its output.
-        return to_json(analyse(take_snapshot([journals] if journals.is_dir() else [])))
+        return report_of(cluster)
 
     def are_open():
-        spans = [span["name"] for p in report()["processes"] for span in p["open_spans"]]
-        return {"Asks.ask", "Answers.answer"} <= set(spans)
+        return {"Asks.ask", "Answers.answer"} <= open_spans(report())
 
     try:
         with cluster.caller():
@@ -67,3 +81,24 @@ def test_actor_waits_for_a_killed_one(cluster):
         assert suspect["text"].endswith("in Answers.answer")
     finally:
         ray.kill(asking)
+
+
+def test_actor_waits_for_one_that_is_busy(cluster):
+    """Two calls are in one actor: the first sleeps, the second waits in the actor's queue."""
+    first, second, busy = Asks.remote(), Asks.remote(), Answers.remote()
+    try:
+        with cluster.caller():
+            first.ask_busy.remote(busy)
+            wait_for(lambda: "Answers.answer" in open_spans(report_of(cluster)))
+            second.ask_busy.remote(busy)
+
+            def suspects():
+                report = report_of(cluster)
+                return [s for s in report["suspects"] if s["processes"] == [name_of(busy)]]
+
+            wait_for(lambda: suspects() and len(suspects()[0]["waiters"]) == 2)
+        assert suspects()[0]["kind"] == "stuck"
+        assert set(suspects()[0]["waiters"]) == {name_of(first), name_of(second)}
+    finally:
+        for actor in (first, second, busy):
+            ray.kill(actor)

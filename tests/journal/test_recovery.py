@@ -178,6 +178,17 @@ def test_recovery_that_is_killed_can_be_repeated(tmp_path):
     account_for(tmp_path)
 
 
+def test_a_journal_that_was_never_complete_is_removed(tmp_path):
+    directory = tmp_path / "journals" / "run"
+    directory.mkdir(parents=True)
+    old, new = directory / ".spans-h-1-2.lensj.part", directory / ".spans-h-3-4.lensj.part"
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+    assert recover_run(tmp_path).problems == []
+    assert list(directory.iterdir()) == [new]
+
+
 def test_only_one_recovers_at_a_time(tmp_path):
     kill(run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()"))
     (family,) = find_families(tmp_path / "journals" / "run")

@@ -6,7 +6,8 @@ one can go on. Three kinds of open span make edges:
 * a receive waits for its peer, a send for its peer, unless the peer is in the matching receive: a
   sender whose receiver is ready waits for nobody;
 * a collective waits for the members of its group that are not in the same operation;
-* a span waits for the process in which a child of it is open: that is a remote call.
+* a span waits for the process in which a child of it is open: that is a remote call. A ``ray.get``
+  waits for the processes that run its tasks, or hold them in their queue.
 
 Whoever is waited for and waits for nobody is the suspect. Where the graph has no such node, it has
 a cycle that waits for itself: ranks that called different operations, or sent in a circle.
@@ -22,7 +23,7 @@ from typing import Final, Literal
 from lens_contrib.timeline.graph import components, cycle_through, reaching
 from lens_contrib.timeline.open_processes import OpenProcess, OpenSpan, Snapshot
 from lens_contrib.timeline.waits import Wait, wait_of
-from lens_core.semconv import LENS_STAGE
+from lens_core.semconv import LENS_STAGE, RAY_ACTOR_ID, RAY_TASK_ID, RAY_WAIT_TASK_IDS
 
 __all__ = ["Edge", "HangReport", "Kind", "Mismatch", "Suspect", "analyse"]
 
@@ -30,6 +31,7 @@ __all__ = ["Edge", "HangReport", "Kind", "Mismatch", "Suspect", "analyse"]
 _PROGRESS_NS: Final = 2_000_000_000
 #: A live process writes a sign of life twice a second.
 _SILENT_S: Final = 3.0
+_ACTOR_ID_DIGITS: Final = 32
 
 Kind = Literal["dead", "missing", "stuck", "mismatch", "cycle", "transfer"]
 #: Where as many wait for one as for another, the more certain finding comes first.
@@ -185,11 +187,21 @@ class _Edges:
         return any(_same_operation(wait, other) for other in self._report.waits.get(name, ()))
 
     def _add_calls(self, caller: OpenProcess, span: OpenSpan) -> None:
+        awaited = span.attributes.get(RAY_WAIT_TASK_IDS)
+        tasks = {str(task) for task in awaited} if isinstance(awaited, (list, tuple)) else set()
+        # The id of an actor's task ends with the actor's id: it may be in the actor's queue.
+        actors = {task[-_ACTOR_ID_DIGITS:] for task in tasks}
         for process in self._processes:
-            if process is not caller:
-                for child in process.spans:
-                    if child.parent_span_id == span.span_id and child.trace_id == span.trace_id:
-                        self._add(caller.name, process.name, f"call {child.name}", span.start_ns)
+            if process is caller:
+                continue
+            for child in process.spans:
+                if child.parent_span_id == span.span_id and child.trace_id == span.trace_id:
+                    self._add(caller.name, process.name, f"call {child.name}", span.start_ns)
+                elif child.attributes.get(RAY_TASK_ID) in tasks:
+                    self._add(caller.name, process.name, f"ray.get {child.name}", span.start_ns)
+                elif child.attributes.get(RAY_ACTOR_ID) in actors:
+                    why = f"ray.get, behind {child.name}"
+                    self._add(caller.name, process.name, why, span.start_ns)
 
 
 def _same_operation(one: Wait, other: Wait) -> bool:

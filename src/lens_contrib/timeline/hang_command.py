@@ -165,7 +165,7 @@ def _row(report: HangReport, process: OpenProcess) -> tuple[str, str, str, str, 
     called = [
         f"{edge.waited_for} ({edge.why})"
         for edge in report.edges
-        if edge.waiting == process.name and edge.why.startswith("call ")
+        if edge.waiting == process.name and edge.why.startswith(("call ", "ray.get"))
     ]
     return process.name, state, "\n".join(paths), "\n".join(ages), "\n".join([*waits, *called])
 

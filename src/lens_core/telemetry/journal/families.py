@@ -6,20 +6,23 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lens_core.telemetry.journal.format import JOURNAL_SUFFIX, STACKS_SUFFIX
+from lens_core.telemetry.journal.format import JOURNAL_SUFFIX, STACKS_SUFFIX, UNFINISHED_SUFFIX
 from lens_core.telemetry.journal.images import SpanImage
 from lens_core.telemetry.journal.liveness import Liveness, is_alive
 from lens_core.telemetry.journal.reader import JournalImage, read_journal
 from lens_core.telemetry.journal.spill import SPILL_SUFFIX, SpillReader
 
-__all__ = ["Family", "Left", "find_families", "shipped_bytes", "shipped_path"]
+__all__ = ["Family", "Left", "find_families", "remove_unfinished", "shipped_bytes", "shipped_path"]
 
 _SPILL_NAME: Final = re.compile(rf"(?P<stem>.+)\.\d{{6}}{re.escape(SPILL_SUFFIX)}")
+#: To make a journal takes milliseconds.
+_UNFINISHED_S: Final = 60.0
 _SHIPPED_SUFFIX: Final = ".shipped"
 
 
@@ -145,6 +148,14 @@ def find_families(directory: Path) -> list[Family]:
         Family(directory / stem, directory / (stem + JOURNAL_SUFFIX), tuple(spills.get(stem, ())))
         for stem in sorted(stems | set(spills))
     ]
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Delete journals whose process was killed before they were complete: nothing is in them."""
+    for path in directory.glob(f".spans-*{JOURNAL_SUFFIX}{UNFINISHED_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _UNFINISHED_S:
+                path.unlink()
 
 
 def shipped_path(spill: Path) -> Path:

@@ -55,6 +55,7 @@ __all__ = [
     "STACKS_BYTES",
     "SPAN",
     "STACKS_SUFFIX",
+    "UNFINISHED_SUFFIX",
     "Kind",
     "checksum",
     "records",
@@ -63,6 +64,8 @@ __all__ = [
 
 JOURNAL_SUFFIX: Final = ".lensj"
 STACKS_SUFFIX: Final = ".stacks"
+#: Of a journal that is not complete, whose name begins with a dot as well.
+UNFINISHED_SUFFIX: Final = ".part"
 MAGIC: Final = b"LENSJRNL"
 FORMAT_VERSION: Final = 1
 PAGE_BYTES: Final = 4096

@@ -24,7 +24,12 @@ from lens_core.semconv import (
     NEMO_SPAN_TRUNCATED_REASON,
 )
 from lens_core.telemetry.journal.death import death_reason
-from lens_core.telemetry.journal.families import Family, Left, find_families
+from lens_core.telemetry.journal.families import (
+    Family,
+    Left,
+    find_families,
+    remove_unfinished,
+)
 from lens_core.telemetry.journal.images import SpanImage, to_readable_span
 from lens_core.telemetry.journal.liveness import Liveness
 from lens_core.telemetry.journal.process import boot_id
@@ -117,6 +122,7 @@ def recover(
         except OSError as error:
             result.problems.append(f"{directory}: {error.strerror or error}")
             continue
+        remove_unfinished(directory)
         for family in families:
             try:
                 _recover_one(family, sink, exit_statuses or {}, assume_dead, result)

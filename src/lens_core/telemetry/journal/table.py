@@ -39,6 +39,7 @@ from lens_core.telemetry.journal.format import (
     STACKS,
     STACKS_AT,
     STACKS_BYTES,
+    UNFINISHED_SUFFIX,
     Kind,
     round_to_page,
 )
@@ -95,7 +96,7 @@ class Table:
         packed = msgpack.packb(meta, unicode_errors="surrogatepass")
         first = round_to_page(META_AT + len(packed))
         size = first + blocks * BLOCK_BYTES
-        unfinished = path.with_name(f".{path.name}.part")
+        unfinished = path.with_name(f".{path.name}{UNFINISHED_SUFFIX}")
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Without this a full disk would show as SIGBUS at the first store into a page.
