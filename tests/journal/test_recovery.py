@@ -138,9 +138,11 @@ def test_another_host_is_left_alone_unless_it_is_known_to_be_over(tmp_path, monk
 
 
 def test_torn_and_foreign_files_do_not_stop_the_rest(tmp_path):
-    for _ in range(3):
-        code = "tracer.start_span('x'); tracer.start_span('y'); print('ready', flush=True); input()"
-        kill(run_program(tmp_path, code, NEMO_LENS_JOURNAL_DIR=str(tmp_path / "all")))
+    code = "tracer.start_span('x'); tracer.start_span('y'); print('ready', flush=True); input()"
+    env = {"NEMO_LENS_JOURNAL_DIR": str(tmp_path / "all")}
+    # At the same time: each would recover what the one before it left.
+    for process in [run_program(tmp_path, code, **env) for _ in range(3)]:
+        kill(process)
     first, second, _ = find_families(tmp_path / "all" / "run")
     content = bytearray(first.journal.read_bytes())
     content[content.index(b"\xa1x\x00")] ^= 0xFF  # the name of a span
