@@ -44,3 +44,52 @@ def test_words_is_one_trace_from_the_driver_to_all_workers(tmp_path):
         "Totals.most_common": 1,
     }
     assert "count_words  x6" in printed
+
+
+@pytest.mark.timeout(150)
+def test_reinforce_steps_are_traces_and_samples_link_to_their_policy(tmp_path):
+    pytest.importorskip("torch")
+    _, spans = run_example("reinforce.py", tmp_path, "--steps", "3", timeout_s=140)
+    by_id = {span.span_id: span for span in spans}
+    steps = [span for span in spans if span.name == "step"]
+    assert len(steps) == 3
+    assert all(not span.parent_id for span in steps)
+    for step in steps:
+        names = Counter(span.name for span in spans if span.trace_id == step.trace_id)
+        assert names == {
+            "step": 1,
+            "Trainer.publish": 1,
+            "Rollouts.generate": 2,
+            "sample": 16,
+            "reward": 16,
+            "ray.get": 1,
+            "Trainer.update": 2,
+            "all-reduce": 2,
+            "wait for the trainers": 1,
+        }
+    samples = [span for span in spans if span.name == "sample"]
+    for sample in samples:
+        ((trace_id, span_id),) = sample.links
+        assert (by_id[span_id].name, trace_id) == ("Trainer.publish", sample.trace_id)
+        assert by_id[sample.parent_id].name == "Rollouts.generate"
+    assert all(span.parent_id in by_id for span in spans if span.parent_id)
+
+
+@pytest.mark.timeout(180)
+def test_torch_trainer_is_one_trace_from_the_driver_to_the_steps(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("ray.train.torch", exc_type=ImportError)
+    _, spans = run_example("torch_trainer.py", tmp_path, timeout_s=170)
+    by_id = {span.span_id: span for span in spans}
+    assert Counter(span.name for span in spans) == {
+        "fit": 1,
+        "fit_line": 2,
+        "step": 6,
+        "forward and backward": 6,
+    }
+    assert len({span.trace_id for span in spans}) == 1
+    for span in spans:
+        above = by_id[span.parent_id].name if span.parent_id else ""
+        assert above == {"fit": "", "fit_line": "fit", "step": "fit_line"}.get(span.name, "step")
+    forwards = [span for span in spans if span.name == "forward and backward"]
+    assert {by_id[span.parent_id].attributes["nv.dl.rank"] for span in forwards} == {0}
