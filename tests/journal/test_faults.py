@@ -109,7 +109,7 @@ def the_one_incident(told, kind):
 def test_no_fault(tmp_path):
     told = train(tmp_path)
     assert told["incidents"] == {}
-    assert list((tmp_path / "journals" / "run").iterdir()) == []
+    assert list((tmp_path / "journals").iterdir()) == []
 
 
 def test_full_disk_at_set_up(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
 import time
@@ -32,6 +34,7 @@ _SPILL_BATCH: Final = 256
 #: Ids of spilled spans that an exporter may still acknowledge; it holds far fewer in its queue.
 _MAX_SPILLED: Final = 100_000
 _MAX_CACHED_SCOPES: Final = 1000
+_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +211,12 @@ class Journal:
         if clean:
             self._stem.with_name(self._stem.name + STACKS_SUFFIX).unlink(missing_ok=True)
             table.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.settings.directory.rmdir()  # if this was the last journal of the run here
         return clean
 
     def _begin(self) -> None:
         settings = self.settings
-        settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         process = describe_process()
         name = f"spans-{process.host}-{process.pid}-{time.time_ns()}"
         self._stem = settings.directory / name
@@ -237,10 +241,18 @@ class Journal:
         self.ended = 0
         self.overflowed = 0
         path = self._stem.with_name(name + JOURNAL_SUFFIX)
-        self._table = Table(path, meta, blocks=settings.blocks)
+        self._table = self._make_table(path, meta)
         self._spill = SpillFile(self._stem, meta, self._scope_records)
         if self._on_begin is not None:
             self._on_begin(self)
+
+    def _make_table(self, path: Path, meta: dict[str, object]) -> Table:
+        for _ in range(_ATTEMPTS):
+            # The last process of the run to end may remove the directory in between.
+            with contextlib.suppress(FileNotFoundError):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return Table(path, meta, blocks=self.settings.blocks)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
 
     def _begin_again(self) -> bool:
         """In a forked child: a journal of its own."""
