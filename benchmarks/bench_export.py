@@ -74,13 +74,7 @@ def _sample(name: str) -> tuple[float, float, int]:
     with tempfile.TemporaryDirectory() as directory, receiving() as receiver:
         receiver.hang_s = 120.0 if name == SILENT else 0.0
         endpoint = unused_endpoint() if name == DOWN else receiver.endpoint
-        env = environment(
-            directory,
-            endpoint,
-            NEMO_LENS_SPAN_GROUPS="step",
-            OTEL_BSP_SCHEDULE_DELAY=200,
-            OTEL_BSP_MAX_QUEUE_SIZE=8192,
-        )
+        env = environment(directory, endpoint, NEMO_LENS_SPAN_GROUPS="step")
         done = subprocess.run(
             [sys.executable, "-c", LOOP],
             env=env,

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -59,7 +59,8 @@ class Receiver:
                 self.send_header("Content-Type", receiver.answer[0])
                 self.send_header("Content-Length", str(len(receiver.answer[1])))
                 self.end_headers()
-                self.wfile.write(receiver.answer[1])
+                with suppress(OSError):  # the sender has not waited
+                    self.wfile.write(receiver.answer[1])
 
             def log_message(self, *args):
                 pass

@@ -118,18 +118,41 @@ def test_patience_ends_and_a_rest_follows():
     stop(it)
 
 
-def test_overflow_is_counted():
+def test_a_receiver_that_is_slower_than_training_does_not_lose_spans():
     sink, spilled = Sink(), []
     sink.gate.clear()
-    it = delivery(sink, spilled, max_queue=20, max_batch=5)
-    for item in range(40):
+    it = delivery(sink, spilled, max_queue=40, max_batch=5)
+    for item in range(400):
+        it.put(item)
+        time.sleep(0.002)
+    assert it.counts.dropped == 0
+    assert len(spilled) > 300
+    sink.gate.set()
+    assert stop(it)
+    assert sorted(sink.got + spilled) == list(range(400))
+
+
+def test_overflow_is_counted():
+    """A burst that neither the sender nor the spill file can keep up with."""
+    sink, room = Sink(), threading.Event()
+    sink.gate.clear()
+    spilled = []
+
+    def slow_disk(batch):
+        room.wait(30)
+        spilled.extend(batch)
+
+    settings = DeliverySettings(delay_s=0.05, max_batch=5, max_queue=20)
+    it = Delivery("test", sink, slow_disk, settings)
+    for item in range(60):
         it.put(item)
         time.sleep(0.001)
     dropped = it.counts.dropped
-    assert dropped >= 15
+    assert dropped >= 20
     sink.gate.set()
+    room.set()
     assert not stop(it), "says that something is missing"
-    assert len(sink.got) + dropped == 40
+    assert len(sink.got) + len(spilled) + dropped == 60
 
 
 def test_deadline_with_a_sink_that_hangs():

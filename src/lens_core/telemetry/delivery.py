@@ -36,6 +36,8 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 _POLL_S: Final = 0.005
+#: A queue that is this full while a batch is being sent is emptied into the spill file.
+_CROWDED: Final = 0.75
 #: A forked child may end without notice: what it emits does not wait longer than this.
 _CHILD_DELAY_S: Final = 0.2
 #: Share of a shutdown deadline that is kept for writing what was not sent to a file.
@@ -142,6 +144,7 @@ class Delivery(Generic[T]):
         # Re-entrant, for a signal handler on the thread that holds it.
         self._claim_lock = threading.RLock()
         self._busy = False
+        self._relieving = False
         self._in_flight: list[T] = []
         self._thread: threading.Thread | None = None
         self._deadline: float | None = None
@@ -173,8 +176,11 @@ class Delivery(Generic[T]):
         waiting.append(item)
         if self._thread is None:
             self._start()
-        if len(waiting) >= self._settings.max_batch and self._wake.empty():
-            self._wake.put(None)
+        if len(waiting) >= self._settings.max_batch:
+            if self._wake.empty():
+                self._wake.put(None)
+            if self._busy and len(waiting) >= self._settings.max_queue * _CROWDED:
+                self._start_relief()
 
     def flush(self, timeout_s: float) -> bool:
         """Send all that is queued now, with retries; whether that was done in time."""
@@ -197,6 +203,9 @@ class Delivery(Generic[T]):
             Whether everything that this delivery ever got was sent or spilled.
         """
         self._wait(time.monotonic() if self._deadline is None else self._deadline)
+        give_up_at = time.monotonic() + 1.0
+        while self._relieving and time.monotonic() < give_up_at:
+            time.sleep(_POLL_S)
         if batch := self._claim():
             self._give_up(batch)
         while batch := self._take():
@@ -215,7 +224,7 @@ class Delivery(Generic[T]):
         if self._thread is None or not self._thread.is_alive():
             self._drain()  # the interpreter is shutting down, or nothing was ever queued
             return True
-        while self._queue or self._busy:
+        while self._queue or self._busy or self._relieving:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL_S)
@@ -245,6 +254,26 @@ class Delivery(Generic[T]):
             return
         finally:
             self._lock.release()
+
+    def _start_relief(self) -> None:
+        """Empty the queue from a thread of its own: the usual one waits for the network."""
+        if self._relieving or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._relieving:
+                self._relieving = True
+                threading.Thread(target=self._relieve, name="lens-relief", daemon=True).start()
+        except RuntimeError:
+            self._relieving = False  # the interpreter is shutting down
+        finally:
+            self._lock.release()
+
+    def _relieve(self) -> None:
+        try:
+            while len(self._queue) > self._settings.max_queue // 4 and (batch := self._take()):
+                self._give_up(batch)
+        finally:
+            self._relieving = False
 
     def _run(self) -> None:
         # Our own requests must not become spans of an instrumented HTTP client.
