@@ -14,6 +14,7 @@ import ray
 from lens_core.telemetry.journal.recovery import DirectorySink, recover
 from tests.ray.losses import CALLS, SCENARIOS
 from tests.ray.spans import read_spans
+from tests.telemetry.harness import receiving, unused_endpoint
 
 SCRIPT = Path(__file__).with_name("losses.py")
 #: These differ by what happens to the cluster, so they have one of their own.
@@ -59,3 +60,38 @@ def test_every_ended_span_arrives_once(cluster, tmp_path, name):
     recover([tmp_path / "journals" / name], lambda meta: DirectorySink(tmp_path / name))
     spans = [span for span in read_spans(tmp_path / name) if span.name.endswith("work")]
     assert len(spans) == len({span.span_id for span in spans}) == CALLS
+
+
+@pytest.mark.timeout(180)
+def test_what_killed_workers_could_not_send_is_shipped_later_once(cluster, tmp_path):
+    name = "actor_is_killed"
+    done = run_scenario(
+        name,
+        tmp_path,
+        ray.get_runtime_context().gcs_address,
+        NEMO_LENS_EXPORTER="otlp",
+        OTEL_EXPORTER_OTLP_ENDPOINT=unused_endpoint(),
+    )
+    assert done.returncode == 0, done.stderr
+    (tmp_path / name).mkdir(exist_ok=True)
+    with receiving() as receiver:
+        command = [sys.executable, "-m", "lens_contrib.cli", "ship", tmp_path / name]
+        for _ in range(2):
+            shipped = subprocess.run(
+                [*command, "--otlp", receiver.endpoint],
+                env={**os.environ, "NEMO_LENS_JOURNAL_DIR": str(tmp_path / "journals")},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert shipped.returncode == 0, shipped.stdout + shipped.stderr
+        spans = [
+            span
+            for message in receiver.of("/v1/traces")
+            for resource in message["resourceSpans"]
+            for scope in resource["scopeSpans"]
+            for span in scope["spans"]
+            if span["name"].endswith("work")
+        ]
+    assert len(spans) == len({span["spanId"] for span in spans}) == CALLS
+    assert "sent 0 spans" in shipped.stdout
