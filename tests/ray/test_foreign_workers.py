@@ -229,3 +229,64 @@ def test_with_rays_own_tracing_on_our_spans_nest_in_its(tmp_path):
             assert (parent.kind, parent.name.rpartition(" ")[2]) == (CONSUMER, "ray.remote_worker")
         else:
             assert parent.kind == PRODUCER
+
+
+CLIENT = """
+from ray.util.client.ray_client_helpers import ray_start_client_server
+from opentelemetry.sdk.trace import TracerProvider
+from lens_contrib.ray import ray_dispatch_with_context, traced
+
+class Actor:
+    @traced
+    def __init__(self, value):
+        self.value = value
+    @traced
+    def method(self, x):
+        return x
+    def plain(self, x, **kwargs):
+        return x, kwargs
+
+def task(x):
+    return x
+
+with ray_start_client_server() as ray:
+    with TracerProvider().get_tracer("client").start_as_current_span("caller") as span:
+        remote_task = ray.remote(traced(task))
+        actor_class = ray.remote(Actor)
+        assert ray.get(ray_dispatch_with_context(remote_task, 1)) == 1
+        assert ray.get(ray_dispatch_with_context(remote_task.options(num_cpus=0), 1)) == 1
+        actor = ray_dispatch_with_context(actor_class.options(num_cpus=0), 5)
+        assert ray.get(ray_dispatch_with_context(actor.method, 3)) == 3
+        assert ray.get(ray_dispatch_with_context(actor.method.options(name="x"), 3)) == 3
+        assert ray.get(ray_dispatch_with_context(actor.plain, 3, k=1)) == (3, {"k": 1})
+    context = span.get_span_context()
+    print(f"{context.trace_id:032x} {context.span_id:016x}")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_ray_client_sends_a_carrier_by_dispatch(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "NEMO_LENS_ENABLED": "1",
+            "NEMO_LENS_EXPORTER": "file",
+            "NEMO_LENS_OUTPUT_DIR": str(tmp_path / "runs"),
+            "NEMO_LENS_JOURNAL": "off",
+            "NEMO_LENS_RUN_ID": "client",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    caller = tuple(done.stdout.split()[-2:])
+    spans = read_spans(tmp_path / "runs")
+    assert sorted(span.name for span in spans) == [
+        "Actor.__init__",
+        *["Actor.method"] * 2,
+        *["task"] * 2,
+    ]
+    assert {(span.trace_id, span.parent_id) for span in spans} == {caller}

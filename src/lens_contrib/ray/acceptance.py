@@ -8,7 +8,8 @@ is consent. Where Ray keeps the signature is private to Ray; whatever cannot be 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 from lens_contrib.ray.outer import accepts_keyword
 from lens_contrib.ray.transport import CARRIER_ARGUMENT
@@ -41,21 +42,25 @@ def _accepts(target: object) -> bool:
     if metadata is not None:
         init = metadata.modified_class.__init__
         return _named(metadata.method_meta.signatures["__init__"]) and _chain_accepts(init)
-    method = getattr(target, "_signature", None)
-    if method is not None:
-        return _named(method)
+    of_init = getattr(target, "_init_signature", None)  # an actor class in Ray Client
+    if of_init is not None:
+        return _named(of_init.parameters) and _chain_accepts(target.actor_cls.__init__)  # type: ignore[attr-defined]
+    signature = getattr(target, "_signature", None)
+    if signature is not None:  # of a method: the parameters; in Ray Client: the signature itself
+        return _named(getattr(signature, "parameters", None) or signature)
     function = getattr(target, "_function", None)
     if function is None:
-        # A handle of Ray Client or Serve: its remote method shows the callee's signature, if any.
-        return _named(inspect.signature(target.remote).parameters.values())  # type: ignore[attr-defined]
-    return _named(inspect.signature(function).parameters.values()) and _chain_accepts(function)
+        # Something that is called like Ray's own: its remote method shows the signature, if any.
+        return _named(inspect.signature(target.remote).parameters)  # type: ignore[attr-defined]
+    return _named(inspect.signature(function).parameters) and _chain_accepts(function)
 
 
 def _without_options(target: object) -> object:
     """The function, class or method on which ``.options(...)`` was called."""
-    method = getattr(target, "_actor_method", None)
-    if method is not None:
-        return method
+    for name in ("_actor_method", "_remote_stub"):  # the latter in Ray Client
+        original = getattr(target, name, None)
+        if original is not None:
+            return cast("object", original)
     # For functions and classes it is a local class, which holds the original in a closure.
     remote = getattr(type(target), "remote", None)
     names = getattr(getattr(remote, "__code__", None), "co_freevars", ())
@@ -66,7 +71,9 @@ def _without_options(target: object) -> object:
     return target
 
 
-def _named(parameters: Iterable[inspect.Parameter]) -> bool:
+def _named(parameters: Mapping[str, inspect.Parameter] | Iterable[inspect.Parameter]) -> bool:
+    if isinstance(parameters, Mapping):
+        parameters = parameters.values()
     return any(p.name == CARRIER_ARGUMENT and p.kind in _BY_NAME for p in parameters)
 
 
