@@ -17,6 +17,7 @@ from lens_core.telemetry.journal.recovery import DirectorySink, recover
 from tests.gloo import rank_outcomes
 from tests.journal import hang_cases
 from tests.journal.killing import wait_for
+from tests.journal.test_recovery import run_program
 
 CASES = {
     "sleeps_before_its_send": ("stuck", ["rank 1"], "time.sleep", "sleeps_before_its_send"),
@@ -101,3 +102,35 @@ def test_nothing_there(tmp_path):
     result = lens("hang", tmp_path)
     assert result.exit_code == 2
     assert "no journal" in result.output
+
+
+def test_ranks_of_several_hosts(tmp_path, monkeypatch):
+    """Their directories are given; of another host's processes only the signs of life are known."""
+    code = """
+        tracer.start_span("{name}", attributes={attributes!r})
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    programs = [
+        ("recv", {"lens.op": "recv", "lens.peer.rank": 5}),
+        ("compute", {}),
+    ]
+    processes = []
+    for index, (name, attributes) in enumerate(programs):
+        (tmp_path / str(index)).mkdir()
+        source = code.format(name=name, attributes=attributes)
+        processes.append(run_program(tmp_path / str(index), source, LENS_TEST_RANK=str(4 + index)))
+    try:
+        directories = [tmp_path / str(index) / "journals" / "run" for index in range(2)]
+        monkeypatch.setattr("lens_core.telemetry.journal.liveness.boot_id", lambda: "another")
+        monkeypatch.setattr("lens_core.telemetry.journal.liveness.host_name", lambda: "another")
+        report = json.loads(lens("hang", *directories, "--json").output)
+        assert [process["name"] for process in report["processes"]] == ["rank 4", "rank 5"]
+        assert not report["is_live"]
+        assert report["suspects"][0]["processes"] == ["rank 5"]
+        assert report["suspects"][0]["waiters"] == ["rank 4"]
+        assert lens("hang", directories[0]).output.startswith("suspect: rank 5 is waited for")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -25,7 +25,8 @@ from tests.telemetry.harness import receiving
 HOLD = """
     import os, sys, time
     from lens_core import NemoLensConfig, setup_telemetry
-    handle = setup_telemetry(NemoLensConfig.from_env(), resource_attributes={"nv.dl.rank": 5})
+    rank = int(os.environ.get("LENS_TEST_RANK", "5"))
+    handle = setup_telemetry(NemoLensConfig.from_env(), resource_attributes={"nv.dl.rank": rank})
     tracer = handle.tracer
 """
 
