@@ -42,13 +42,12 @@ __all__ = [
     "HEADER_BYTES",
     "MAX_CAPACITY",
     "P2P_CAPACITY",
+    "TRACEPARENT_ONLY",
     "BytesLike",
     "Frame",
     "FrameFlags",
     "decode_frame",
-    "decode_ids",
     "encode_frame",
-    "encode_ids",
 ]
 
 #: Bytes of a frame in a collective.
@@ -64,11 +63,8 @@ _IDS: Final = struct.Struct("<Q16s8sB")  # sequence, trace id, span id, trace fl
 _CRC_AT: Final = _PREFIX.size
 _IDS_AT: Final = _CRC_AT + _CRC.size
 HEADER_BYTES: Final = _IDS_AT + _IDS.size
-_AFTER_PREFIX: Final = struct.Struct("<IQ16s8sB")  # checksum, and all of the ids
-#: The first bytes of every frame that holds a traceparent and nothing else.
-_IDS_ONLY_PREFIX: Final = _PREFIX.pack(_MAGIC, _VERSION, 0, 0)
-_ZEROS: Final = bytes(BROADCAST_CAPACITY)
-_IDS_ONLY_CRC: Final = zlib.crc32(_IDS_ONLY_PREFIX)
+#: The first bytes of every frame that holds a ``traceparent`` and nothing else.
+TRACEPARENT_ONLY: Final = _PREFIX.pack(_MAGIC, _VERSION, 0, 0)
 #: Largest frame: the length of a body is 16 bits.
 MAX_CAPACITY: Final = HEADER_BYTES + 0xFFFF
 
@@ -166,52 +162,6 @@ def encode_frame(carrier: Mapping[str, str], *, capacity: int, sequence: int = 0
     ids = _IDS.pack(sequence & 0xFFFF_FFFF_FFFF_FFFF, trace_id, span_id, trace_flags)
     crc = zlib.crc32(body, zlib.crc32(ids, zlib.crc32(prefix)))
     return b"".join((prefix, _CRC.pack(crc), ids, body)).ljust(capacity, b"\0")
-
-
-def encode_ids(
-    trace_id: int, span_id: int, trace_flags: int, capacity: int, sequence: int = 0
-) -> bytes:
-    """What :func:`encode_frame` gives for a carrier of a ``traceparent`` alone, made faster.
-
-    For the path of every message: ``benchmarks/bench_frames.py`` measures both.
-
-    Args:
-        trace_id: Trace id, not zero.
-        span_id: Span id, not zero.
-        trace_flags: Trace flags, from 0 to 255.
-        capacity: Size of the frame in bytes, from :data:`HEADER_BYTES`.
-        sequence: The caller's count of frames on this channel, from 0 to 2**64 - 1.
-
-    Raises:
-        OverflowError: If an id is out of range.
-        struct.error: If the flags or the sequence are out of range.
-    """
-    ids = _IDS.pack(sequence, trace_id.to_bytes(16, "big"), span_id.to_bytes(8, "big"), trace_flags)
-    crc = zlib.crc32(ids, _IDS_ONLY_CRC)
-    return (_IDS_ONLY_PREFIX + _CRC.pack(crc) + ids).ljust(capacity, b"\0")
-
-
-def decode_ids(raw: bytes) -> tuple[str, int] | None:
-    """The ``traceparent`` and the sequence number of a frame that holds nothing else.
-
-    ``None`` for any other bytes, good or bad: :func:`decode_frame` judges those. What it does
-    return is what :func:`decode_frame` would.
-
-    Args:
-        raw: The whole frame, padding included.
-    """
-    size = len(raw)
-    if not raw.startswith(_IDS_ONLY_PREFIX) or not HEADER_BYTES <= size <= BROADCAST_CAPACITY:
-        return None
-    crc, sequence, trace_id, span_id, trace_flags = _AFTER_PREFIX.unpack_from(raw, _CRC_AT)
-    if (
-        zlib.crc32(raw[_IDS_AT:HEADER_BYTES], _IDS_ONLY_CRC) != crc
-        or not raw.endswith(_ZEROS[: size - HEADER_BYTES])
-        or trace_id == _NO_TRACE_ID
-        or span_id == _NO_SPAN_ID
-    ):
-        return None
-    return f"00-{trace_id.hex()}-{span_id.hex()}-{trace_flags:02x}", sequence
 
 
 def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Frame | None:

@@ -7,9 +7,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Final
 
+from lens_contrib.torch_distributed.frames import outgoing_frame
 from lens_contrib.torch_distributed.tensors import frame_tensor, tensor_bytes
 from lens_core.errors import MessageError, MissingExtraError
 from lens_core.frame import P2P_CAPACITY
+from lens_core.span_frame import write_span_frame
 
 try:
     import torch
@@ -31,44 +33,46 @@ class Slack:
         wire: ``uint8``: the tensor's bytes and the frame, what is sent and received.
         frame: ``uint8[256]``: the frame's part of ``wire``.
         on_host: Whether Python reads the frame in place.
+        view: The frame's bytes for Python, where they are on the host; else ``None``.
         tensor: The tensor, weakly.
         start: Address of its first element.
         shape: Its shape.
     """
 
-    __slots__ = ("_view", "frame", "on_host", "shape", "start", "tensor", "wire")
+    __slots__ = ("frame", "on_host", "shape", "start", "tensor", "view", "wire")
 
     def __init__(self, wire: torch.Tensor, tensor: torch.Tensor) -> None:
         self.wire = wire
         self.frame = wire[-P2P_CAPACITY:]
-        self._view: memoryview | None = None
+        self.view: memoryview | None = None
         self.on_host = wire.is_cpu
         if wire.is_cpu:
             memory = (ctypes.c_ubyte * P2P_CAPACITY).from_address(self.frame.data_ptr())
-            self._view = memoryview(memory).cast("B")
+            self.view = memoryview(memory).cast("B")
         self.start = tensor.data_ptr()
         self.shape = tensor.shape
         # Weak: the tensor's life is the user's; with it goes this entry.
         key = id(tensor)
         self.tensor = weakref.ref(tensor, lambda _: _slacks.pop(key, None))
 
-    def write(self, frame: bytes) -> None:
-        """Put a frame there; never waits for a device."""
-        if self._view is not None:
-            self._view[:] = frame
-        else:
+    def write(self, number: int) -> None:
+        """Put the current context's frame there; never raises, never waits for a device."""
+        if self.view is None:
+            frame = outgoing_frame(P2P_CAPACITY, number)
             self.frame.copy_(frame_tensor(frame, self.frame.device))
+        elif not write_span_frame(self.view, number):
+            self.view[:] = outgoing_frame(P2P_CAPACITY, number)
 
     def clear(self) -> None:
         """Make it hold no frame."""
-        if self._view is not None:
-            self._view[:] = _NO_FRAME
+        if self.view is not None:
+            self.view[:] = _NO_FRAME
         else:
             self.frame.zero_()
 
-    def read(self) -> bytes:
-        """The frame's bytes; on a device this waits for the current stream."""
-        return bytes(self._view) if self._view is not None else tensor_bytes(self.frame)
+    def read(self) -> bytes | memoryview:
+        """The frame's bytes, until the next message; on a device this waits for the stream."""
+        return self.view if self.view is not None else tensor_bytes(self.frame)
 
     def pack(self, tensor: torch.Tensor) -> None:
         """Nothing to do: the tensor's bytes are there."""

@@ -61,7 +61,7 @@ class Inlet(Turns):
         self.group_peer = facts.group_ranks[peer]
         self.turns: Iterator[int] = itertools.count()
 
-    def carrier(self, raw: bytes, turn: int) -> dict[str, str] | None:
+    def carrier(self, raw: bytes | memoryview, turn: int) -> dict[str, str] | None:
         """The carrier in the frame that arrived in this turn; ``None`` where there is none."""
         return self.read(raw, (turn + self.ahead) & MAX_SEQUENCE)
 

@@ -16,10 +16,8 @@ from lens_contrib.nccl.buffers import slack_of
 from lens_contrib.nccl.channels import inlet_from, outlet_to
 from lens_contrib.nccl.messages import Mode, check_message, choose_mode
 from lens_contrib.nccl.works import CarrierWork, Landing, Parcel
-from lens_contrib.torch_distributed.frames import outgoing_frame
 from lens_contrib.torch_distributed.groups import member_group
 from lens_core.errors import MissingExtraError, PeerRankError
-from lens_core.frame import P2P_CAPACITY
 
 try:
     import torch
@@ -69,7 +67,7 @@ def send(
     # The group's own send, here and below: what dist.send would check was checked above.
     if mode == "buffer":
         slack = slack_of(tensor)
-        slack.write(outgoing_frame(P2P_CAPACITY, next(outlet.numbers)))
+        slack.write(next(outlet.numbers))
         member.send([slack.wire], outlet.group_peer, tag).wait()
         return
     parcel = Parcel(tensor, mode, outlet)

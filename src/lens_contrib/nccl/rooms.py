@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Final, Protocol
 
+from lens_contrib.torch_distributed.frames import outgoing_frame
 from lens_contrib.torch_distributed.tensors import frame_tensor, host_buffer, tensor_bytes
 from lens_core.errors import MissingExtraError
 from lens_core.frame import P2P_CAPACITY
+from lens_core.span_frame import write_span_frame
 
 try:
     import torch
@@ -32,14 +34,14 @@ class Room(Protocol):
     def on_host(self) -> bool:
         """Whether Python reads the frame in place, without waiting for a device."""
 
-    def write(self, frame: bytes) -> None:
-        """Put a frame there; never waits for a device."""
+    def write(self, number: int) -> None:
+        """Put the current context's frame there; never raises, never waits for a device."""
 
     def clear(self) -> None:
         """Make it hold no frame."""
 
-    def read(self) -> bytes:
-        """The frame's bytes; on a device this waits for the current stream."""
+    def read(self) -> bytes | memoryview:
+        """The frame's bytes, as long as the room is ours; on a device waits for the stream."""
 
     def pack(self, tensor: torch.Tensor) -> None:
         """Copy a dense tensor's bytes in."""
@@ -64,17 +66,18 @@ class HostRoom:
         self._size = size
         self._address = self.wire.data_ptr()
 
-    def write(self, frame: bytes) -> None:
-        """Put a frame there."""
-        self._frame[:] = frame
+    def write(self, number: int) -> None:
+        """Put the current context's frame there."""
+        if not write_span_frame(self._frame, number):
+            self._frame[:] = outgoing_frame(P2P_CAPACITY, number)
 
     def clear(self) -> None:
         """Make it hold no frame."""
         self._frame[:] = _NO_FRAME
 
-    def read(self) -> bytes:
-        """The frame's bytes."""
-        return bytes(self._frame)
+    def read(self) -> memoryview:
+        """The frame's bytes, until the room is given back."""
+        return self._frame
 
     def pack(self, tensor: torch.Tensor) -> None:
         """Copy a dense tensor's bytes in."""
@@ -101,9 +104,9 @@ class DeviceRoom:
         self.wire = torch.empty(size + P2P_CAPACITY, dtype=torch.uint8, device=device)
         self._payload, self._frame = self.wire[:size], self.wire[size:]
 
-    def write(self, frame: bytes) -> None:
-        """Put a frame there, in the order of the current stream."""
-        self._frame.copy_(frame_tensor(frame, self.wire.device))
+    def write(self, number: int) -> None:
+        """Put the current context's frame there, in the order of the current stream."""
+        self._frame.copy_(frame_tensor(outgoing_frame(P2P_CAPACITY, number), self.wire.device))
 
     def clear(self) -> None:
         """Make it hold no frame."""

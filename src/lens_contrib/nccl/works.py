@@ -9,9 +9,7 @@ from lens_contrib.nccl.buffers import slack_of
 from lens_contrib.nccl.channels import Inlet, Outlet
 from lens_contrib.nccl.messages import Mode, check_message, choose_mode
 from lens_contrib.nccl.rooms import Room, room_for
-from lens_contrib.torch_distributed.frames import outgoing_frame
 from lens_core.errors import MissingExtraError
-from lens_core.frame import P2P_CAPACITY
 
 try:
     import torch
@@ -42,7 +40,7 @@ class Parcel:
             if packed:
                 room.pack(tensor)
             self.wire = (room.wire,) if packed else (_real(tensor), room.wire)
-        room.write(outgoing_frame(P2P_CAPACITY, next(outlet.numbers)))
+        room.write(next(outlet.numbers))
         self._room = room
 
     def arrive(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from lens_contrib.torch_distributed.frames import MAX_SEQUENCE, Turns, outgoing_frame
 from lens_contrib.torch_distributed.groups import (
-    GroupFacts,
     current_device,
     group_facts,
     member_group,
@@ -17,6 +16,7 @@ from lens_contrib.torch_distributed.tensors import frame_tensor, host_buffer, te
 from lens_core.errors import MissingExtraError, ProcessGroupError, SourceRankError
 from lens_core.frame import BROADCAST_CAPACITY
 from lens_core.incidents import incidents
+from lens_core.span_frame import read_span_frame, write_span_frame
 
 try:
     import torch
@@ -26,6 +26,7 @@ except ImportError as error:
 
 __all__ = ["broadcast_trace_context"]
 
+_HAS_DISTRIBUTED: Final = dist.is_available()
 _ZEROS: Final = bytes(BROADCAST_CAPACITY)
 
 
@@ -81,14 +82,14 @@ def broadcast_trace_context(
         Exception: Whatever the collective itself raises (timeout, lost peer): it propagates, since
             a rank that swallowed it would be out of step with the others.
     """
-    if not dist.is_available():
+    if not _HAS_DISTRIBUTED:
         return None
-    member = member_group(group)
+    member = dist.group.WORLD if group is None else member_group(group)
     if member is None:
         return None
-    channel = _channels.get(member)
-    if channel is None:
-        channel = _channels[member] = _Channel(group_facts(member))
+    channel = _by_group.get(id(member))
+    if channel is None or channel.group() is not member:
+        channel = _by_group[id(member)] = _Channel(member)
     elif group is not None:
         require_alive(member, channel.rank)
     if rank is not None and rank != channel.rank:
@@ -96,41 +97,73 @@ def broadcast_trace_context(
     if group_src is None and src_rank in channel.group_ranks:
         source = channel.group_ranks[src_rank]
     else:
-        source = channel.source(src_rank, group_src)
-    return channel.broadcast(member, source, step)
+        source = channel.checked_source(src_rank, group_src)
+    number = (channel.calls + channel.turns.ahead if step is None else step) & MAX_SEQUENCE
+    channel.source = source
+    # What follows is one body on purpose, and the group's own broadcast in place of
+    # dist.broadcast: with cold caches, every function that is entered here costs about 1 % of the
+    # broadcast itself (benchmarks/bench_broadcast.py).
+    if not channel.on_host:
+        carrier = channel.broadcast_on_device(member, number, step is None)
+    elif source == channel.group_rank:
+        if not write_span_frame(channel.view, number):
+            channel.view[:] = outgoing_frame(BROADCAST_CAPACITY, number, True)
+        work = member.broadcast([channel.buffer], channel.options[source])
+        # Read while it is on its way: what the others get, less what did not fit.
+        carrier = read_span_frame(channel.view, number)
+        if carrier is None:
+            carrier = channel.own(channel.view, number)
+        work.wait()
+    else:
+        # A shorter message of somebody else would leave the end of the last frame in place.
+        channel.view[:] = _ZEROS
+        member.broadcast([channel.buffer], channel.options[source]).wait()
+        carrier = read_span_frame(channel.view, number)
+        if carrier is None:
+            carrier = channel.turns.read(channel.view, number, step is None)
+    # Counted once the collective has returned, on every rank alike.
+    channel.calls += 1
+    return carrier
 
 
 class _Channel:
     """One group's broadcasts: the buffer, and how many there were."""
 
     __slots__ = (
-        "_buffer",
-        "_calls",
         "_device_type",
-        "_group_rank",
         "_members",
-        "_options",
-        "_source",
-        "_turns",
-        "_view",
+        "buffer",
+        "calls",
+        "group",
+        "group_rank",
         "group_ranks",
+        "on_host",
+        "options",
         "rank",
+        "source",
+        "turns",
+        "view",
     )
 
-    def __init__(self, facts: GroupFacts) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        facts = group_facts(group)
         self.rank = facts.rank
         self.group_ranks = facts.group_ranks
+        self.group_rank = facts.group_ranks[facts.rank]
         self._members = facts.members
-        self._group_rank = facts.group_ranks[facts.rank]
         self._device_type = facts.frame_device_type()
-        self._buffer, self._view = host_buffer(BROADCAST_CAPACITY)
-        self._options: dict[int, dist.BroadcastOptions] = {}
-        self._calls = 0
-        self._source = 0
-        self._turns = Turns(self._where)
+        self.on_host = self._device_type == "cpu"
+        self.buffer, self.view = host_buffer(BROADCAST_CAPACITY)
+        self.options = _Options()
+        self.calls = 0
+        #: Rank within the group, of the call that is being made.
+        self.source = 0
+        self.turns = Turns(self._where)
+        key = id(group)
+        self.group = weakref.ref(group, lambda _: _by_group.pop(key, None))
 
-    def source(self, src_rank: int, group_src: int | None) -> int:
-        """The source's rank within the group, checked."""
+    def checked_source(self, src_rank: int, group_src: int | None) -> int:
+        """The source's rank within the group."""
         if group_src is None:
             raise SourceRankError(
                 src_rank,
@@ -149,71 +182,49 @@ class _Channel:
 
     def require_own_rank(self, rank: int) -> None:
         """Refuse a rank that is neither the global rank nor that within the group."""
-        if rank != self._group_rank:
+        if rank != self.group_rank:
             raise ProcessGroupError(
                 self.rank, f"was called with rank={rank}; pass this process's own rank"
             )
 
-    def broadcast(
-        self, group: dist.ProcessGroup, source: int, step: int | None
-    ) -> dict[str, str] | None:
-        """Send or receive one frame; the source is a rank within the group.
-
-        The group's own broadcast, not ``dist.broadcast``: with cold caches its checks, which were
-        made here, cost as much as all else that is done here (``benchmarks/bench_broadcast.py``).
-        """
-        number = (self._calls + self._turns.ahead if step is None else step) & MAX_SEQUENCE
-        self._source = source
-        on_host = self._device_type == "cpu"
-        if source != self._group_rank:
-            if on_host:
-                # A shorter message of somebody else would leave the last frame's end in place.
-                self._view[:] = _ZEROS
-                group.broadcast([self._buffer], self._options_for(source)).wait()
-                raw = bytes(self._view)
-            else:
-                raw = self._receive_on_device(group, source)
-            carrier = self._turns.read(raw, number, step is None)
-        else:
-            raw = outgoing_frame(BROADCAST_CAPACITY, number, True)
-            if on_host:
-                self._view[:] = raw
-                buffer = self._buffer
-            else:
-                buffer = frame_tensor(raw, current_device(self._device_type))
-            work = group.broadcast([buffer], self._options_for(source))
-            # Read while it is on its way: what the others get, less what did not fit.
-            carrier = self._turns.read(raw, number)
-            work.wait()
-            if carrier is None:
-                self._report_no_span()
-        # Counted once the collective has returned, on every rank alike.
-        self._calls += 1
+    def own(self, raw: bytes | memoryview, number: int) -> dict[str, str] | None:
+        """The source's own carrier, from the frame that it sent."""
+        carrier = self.turns.read(raw, number)
+        if carrier is None:
+            incidents.record(
+                "broadcast.no_span",
+                f"rank {self.rank} is the source of broadcast_trace_context and has no span",
+                todo="Call it inside a span on the source rank, so that there is one to share.",
+            )
         return carrier
 
-    def _options_for(self, source: int) -> dist.BroadcastOptions:
-        options = self._options.get(source)
-        if options is None:
-            options = self._options[source] = dist.BroadcastOptions()
-            options.rootRank = source
-            options.rootTensor = 0
-        return options
-
-    def _receive_on_device(self, group: dist.ProcessGroup, source: int) -> bytes:
+    def broadcast_on_device(
+        self, group: dist.ProcessGroup, number: int, follow: bool
+    ) -> dict[str, str] | None:
+        """Send or receive one frame on a group that moves no host tensors."""
         device = current_device(self._device_type)
+        options = self.options[self.source]
+        if self.source == self.group_rank:
+            raw = outgoing_frame(BROADCAST_CAPACITY, number, True)
+            group.broadcast([frame_tensor(raw, device)], options).wait()
+            return self.own(raw, number)
         buffer = torch.zeros(BROADCAST_CAPACITY, dtype=torch.uint8, device=device)
-        group.broadcast([buffer], self._options_for(source)).wait()
-        return tensor_bytes(buffer)
-
-    def _report_no_span(self) -> None:
-        incidents.record(
-            "broadcast.no_span",
-            f"rank {self.rank} is the source of broadcast_trace_context and has no span",
-            todo="Call it inside a span on the source rank, so that there is one to share.",
-        )
+        group.broadcast([buffer], options).wait()
+        return self.turns.read(tensor_bytes(buffer), number, follow)
 
     def _where(self) -> str:
-        return f"broadcast from rank {self._members[self._source]} to rank {self.rank}"
+        return f"broadcast from rank {self._members[self.source]} to rank {self.rank}"
 
 
-_channels: Final[WeakKeyDictionary[dist.ProcessGroup, _Channel]] = WeakKeyDictionary()
+class _Options(dict[int, "dist.BroadcastOptions"]):
+    """By source, as its rank within the group; made when first asked for."""
+
+    def __missing__(self, source: int) -> dist.BroadcastOptions:
+        options = self[source] = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        return options
+
+
+#: By ``id`` of the group, which is faster than a ``WeakKeyDictionary``; gone with the group.
+_by_group: Final[dict[int, _Channel]] = {}

@@ -3,30 +3,21 @@
 All policy of the torch transports is here: a frame is made in any case and of the same size, and
 what arrives broken, or out of turn, is counted, reported once and gives no context.
 
-Both have a short path for a context of a span alone, since every message takes it. Python code
-that runs once per message runs with cold caches, at a third of the speed that a loop around it
-shows, so what counts there is how little of it there is.
+What most messages take is the short way of :mod:`lens_core.span_frame`; here is the long one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.baggage.propagation import W3CBaggagePropagator
-from opentelemetry.context import Context
-from opentelemetry.propagators.composite import CompositePropagator
-from opentelemetry.propagators.textmap import TextMapPropagator
-from opentelemetry.trace import DEFAULT_TRACE_STATE, SpanContext
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lens_core.boundary import current_carrier
-from lens_core.carrier import get_global_textmap
 from lens_core.errors import LensError
-from lens_core.frame import Frame, decode_frame, decode_ids, encode_frame, encode_ids
+from lens_core.frame import Frame, decode_frame, encode_frame
 from lens_core.incidents import incidents
+from lens_core.span_frame import read_span_frame, write_span_frame
 
 __all__ = ["MAX_SEQUENCE", "Turns", "arrived_frame", "in_turn", "outgoing_frame"]
 
@@ -39,59 +30,24 @@ def outgoing_frame(capacity: int, sequence: int, span_required: bool = False) ->
 
     Args:
         capacity: Size of the frame in bytes.
-        sequence: Count of frames on this channel.
+        sequence: Count of frames on this channel, modulo 2**64.
         span_required: Whether a context without a valid span is no context, baggage or not.
     """
+    frame = bytearray(capacity)
+    if write_span_frame(memoryview(frame), sequence):
+        return bytes(frame)
+    carrier: Mapping[str, str] = {}
     try:
-        context = otel_context.get_current()
-        if len(context) == 1 and get_global_textmap() is _w3c.textmap:
-            # One value, which is a span: so there is no baggage. Ids alone make the traceparent.
-            (value,) = context.values()
-            get_span_context = getattr(value, "get_span_context", None)
-            if get_span_context is not None:
-                span = get_span_context()
-                if type(span) is SpanContext:
-                    trace_id, span_id, _, trace_flags, trace_state, is_valid = span
-                    if is_valid and (trace_state is DEFAULT_TRACE_STATE or not trace_state):
-                        return encode_ids(trace_id, span_id, trace_flags, capacity, sequence)
-        return _any_frame(context, capacity, sequence, span_required)
+        if not span_required or trace.get_current_span().get_span_context().is_valid:
+            carrier = current_carrier()
+        return encode_frame(carrier, capacity=capacity, sequence=sequence)
     except Exception as error:  # noqa: BLE001 - a foreign span or propagator may raise anything
         # The peer still expects a frame of this size, so send one that holds no context.
         incidents.record("carrier.inject_failed", f"{type(error).__name__}: {error}")
         return encode_frame({}, capacity=capacity, sequence=sequence)
 
 
-def _any_frame(context: Context, capacity: int, sequence: int, span_required: bool) -> bytes:
-    """The frame of any context, through the global propagator."""
-    _w3c.ask()
-    carrier: Mapping[str, str] = {}
-    if not span_required or trace.get_current_span(context).get_span_context().is_valid:
-        carrier = current_carrier(context)
-    return encode_frame(carrier, capacity=capacity, sequence=sequence)
-
-
-class _W3CPropagator:
-    """The global propagator, if it is one that makes ``traceparent`` from the span's ids alone."""
-
-    def __init__(self) -> None:
-        self.textmap: TextMapPropagator | None = None
-
-    def ask(self) -> None:
-        """Look at the global propagator; it is looked at again once another is set."""
-        textmap = get_global_textmap()
-        parts: Sequence[object] = [textmap]
-        if type(textmap) is CompositePropagator:
-            parts = textmap._propagators
-        kinds = {type(part) for part in parts}
-        if TraceContextTextMapPropagator in kinds and kinds <= _W3C_KINDS:
-            self.textmap = textmap
-
-
-_W3C_KINDS: Final = frozenset((TraceContextTextMapPropagator, W3CBaggagePropagator))
-_w3c: Final = _W3CPropagator()
-
-
-def arrived_frame(raw: bytes, where: Callable[[], str]) -> Frame | None:
+def arrived_frame(raw: bytes | memoryview, where: Callable[[], str]) -> Frame | None:
     """The frame in these bytes; ``None`` where nobody wrote one, or where it is broken.
 
     Args:
@@ -149,7 +105,7 @@ class Turns:
         """The sequence number that is due in this turn of the channel, counted from 0."""
         return (turn + self.ahead) & MAX_SEQUENCE
 
-    def read(self, raw: bytes, due: int, follow: bool = True) -> dict[str, str] | None:
+    def read(self, raw: bytes | memoryview, due: int, follow: bool = True) -> dict[str, str] | None:
         """The carrier in the frame that arrived; ``None`` where there is none.
 
         Args:
@@ -157,9 +113,9 @@ class Turns:
             due: The sequence number that it must have.
             follow: Whether to count on from the sender's number after a frame out of turn.
         """
-        ids = decode_ids(raw)
-        if ids is not None and ids[1] == due:
-            return {"traceparent": ids[0]}
+        carrier = read_span_frame(raw, due)
+        if carrier is not None:
+            return carrier
         frame = arrived_frame(raw, self._where)
         if frame is None:
             return None
