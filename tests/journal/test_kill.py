@@ -21,7 +21,8 @@ def test_killed_at_a_random_moment(death, tmp_path):
     toll = kill_one(tmp_path, death, random.uniform(0.2, 0.6))
     assert toll.started > 100
     assert toll.truncated > 0
-    assert toll.reason == REASONS[death]
+    # faulthandler may itself fault while it walks threads that run on.
+    assert toll.reason in {REASONS[death], *(("sigsegv",) if death == "SIGABRT" else ())}
 
 
 def test_more_ended_spans_than_the_exporter_takes(tmp_path):

@@ -252,6 +252,20 @@ def test_command(tmp_path):
     assert len(read_run(tmp_path / "out").spans) == 1
 
 
+def test_stacks_of_a_process_that_runs(tmp_path):
+    process = start_stress(tmp_path, threads=3)
+    try:
+        for _ in range(3):
+            result = CliRunner().invoke(main, ["stacks", str(tmp_path / "journals" / "run")])
+            assert result.exit_code == 0, result.output
+            assert "[MainThread]" in result.output
+            assert "in work" in result.output
+        assert process.poll() is None
+    finally:
+        kill(process)
+    account_for(tmp_path)
+
+
 def test_stacks_of_a_process_whose_interpreter_lock_is_held_by_c_code(tmp_path):
     code = """
         import ctypes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,38 +37,63 @@ class Answer:
 def ask_for_stacks(directories: Iterable[Path], *, timeout_s: float = 2.0) -> list[Answer]:
     """The stacks of all live processes of this host that have a journal in these directories.
 
-    Each is sent the signal that its journal names, if it handles that signal: where it does not,
-    the signal would end it, so none is sent.
+    A process is asked by a file, which the keeper of its journal answers. Where that does not
+    happen, C code holds its interpreter lock, and it is sent the signal on which faulthandler
+    writes them: only now, as faulthandler may end a process whose other threads run on, and only if
+    the process handles that signal, which would end it otherwise.
 
     Args:
         directories: Where to look.
-        timeout_s: How long to wait for the answers.
+        timeout_s: How long to wait for each kind of answer.
     """
-    asked: list[tuple[Family, JournalImage, int]] = []
-    answers: list[Answer] = []
+    asked: list[tuple[Family, JournalImage]] = []
     for directory in directories:
         for family in find_families(directory):
             try:
                 image = read_journal(family.journal)
             except (OSError, JournalError):
                 continue
-            if image.closed or is_alive(image.process, family.journal) is not Liveness.ALIVE:
-                continue
-            number = image.meta.get("stacks_signal")
-            if not isinstance(number, int) or not number or not _handles(image, number):
-                answers.append(Answer(image, "", "it does not handle the signal for that"))
-                continue
-            before = _size(family.stacks)
-            try:
-                os.kill(image.process.pid, number)
-            except OSError as error:
-                answers.append(Answer(image, "", f"it cannot be asked: {error.strerror}"))
-                continue
-            asked.append((family, image, before))
+            if not image.closed and is_alive(image.process, family.journal) is Liveness.ALIVE:
+                with contextlib.suppress(OSError):
+                    family.answer.unlink(missing_ok=True)
+                    family.ask.touch(mode=0o600)
+                asked.append((family, image))
+    answers: dict[Path, Answer] = {}
     deadline = time.monotonic() + timeout_s
-    for family, image, before in asked:
+    while len(answers) < len(asked) and time.monotonic() < deadline:
+        for family, image in asked:
+            if family.stem not in answers and family.answer.exists():
+                text = family.answer.read_text(errors="replace")
+                family.answer.unlink(missing_ok=True)
+                answers[family.stem] = Answer(image, text)
+        time.sleep(_POLL_S)
+    silent = [(family, image) for family, image in asked if family.stem not in answers]
+    for family, _ in silent:
+        family.ask.unlink(missing_ok=True)
+    answers.update(_signal(silent, timeout_s))
+    return [answers[family.stem] for family, _ in asked]
+
+
+def _signal(silent: Sequence[tuple[Family, JournalImage]], timeout_s: float) -> dict[Path, Answer]:
+    answers: dict[Path, Answer] = {}
+    waiting: list[tuple[Family, JournalImage, int]] = []
+    for family, image in silent:
+        number = image.meta.get("stacks_signal")
+        before = _size(family.stacks)
+        if not isinstance(number, int) or not number or not _handles(image, number):
+            answers[family.stem] = Answer(image, "", "it does not handle the signal for that")
+            continue
+        try:
+            os.kill(image.process.pid, number)
+        except OSError as error:
+            answers[family.stem] = Answer(image, "", f"it cannot be asked: {error.strerror}")
+            continue
+        waiting.append((family, image, before))
+    deadline = time.monotonic() + timeout_s
+    for family, image, before in waiting:
         text = _wait_for(family.stacks, before, deadline)
-        answers.append(Answer(image, text, "" if text else "it did not answer in time"))
+        problem = "" if text else "it did not answer in time"
+        answers[family.stem] = Answer(image, text, problem)
     return answers
 
 

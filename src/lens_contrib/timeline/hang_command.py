@@ -27,7 +27,7 @@ _MAX_SUSPECTS = 5
 @click.option(
     "--stacks",
     is_flag=True,
-    help="Ask the live processes of this host for their stacks first (a signal that they handle).",
+    help="Ask the live processes of this host for their stacks first.",
 )
 def hang(runs: Sequence[str], as_json: bool, stacks: bool) -> None:
     """Show who waits for whom in a run that hangs, or hung when it was killed.

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lens_core.telemetry.journal.format import JOURNAL_SUFFIX, STACKS_SUFFIX, UNFINISHED_SUFFIX
+from lens_core.telemetry.journal.format import (
+    ANSWER_SUFFIX,
+    ASK_SUFFIX,
+    JOURNAL_SUFFIX,
+    STACKS_SUFFIX,
+    UNFINISHED_SUFFIX,
+)
 from lens_core.telemetry.journal.images import SpanImage
 from lens_core.telemetry.journal.liveness import Liveness, is_alive
 from lens_core.telemetry.journal.reader import JournalImage, read_journal
@@ -56,6 +62,16 @@ class Family:
     stem: Path
     journal: Path
     spills: tuple[Path, ...]
+
+    @property
+    def ask(self) -> Path:
+        """The file that asks the process for its stacks."""
+        return self.stem.with_name(self.stem.name + ASK_SUFFIX)
+
+    @property
+    def answer(self) -> Path:
+        """The file with what it answers."""
+        return self.stem.with_name(self.stem.name + ANSWER_SUFFIX)
 
     @property
     def stacks(self) -> Path:
@@ -131,7 +147,8 @@ class Family:
         for path in self.spills:
             shipped_path(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        self.stacks.unlink(missing_ok=True)
+        for path in (self.stacks, self.ask, self.answer):
+            path.unlink(missing_ok=True)
         self.journal.unlink(missing_ok=True)
 
 

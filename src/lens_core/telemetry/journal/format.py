@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from typing import Final
 
 __all__ = [
+    "ANSWER_SUFFIX",
+    "ASK_SUFFIX",
     "BEAT",
     "BEATS_AT",
     "BEAT_BYTES",
@@ -64,6 +66,9 @@ __all__ = [
 
 JOURNAL_SUFFIX: Final = ".lensj"
 STACKS_SUFFIX: Final = ".stacks"
+#: Made by who wants the stacks of a live process; the answer is a file of the other suffix.
+ASK_SUFFIX: Final = ".ask"
+ANSWER_SUFFIX: Final = ".answer"
 #: Of a journal that is not complete, whose name begins with a dot as well.
 UNFINISHED_SUFFIX: Final = ".part"
 MAGIC: Final = b"LENSJRNL"

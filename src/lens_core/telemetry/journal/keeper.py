@@ -13,6 +13,7 @@ from typing import Final
 
 from lens_core.incidents import incidents
 from lens_core.telemetry.journal.bus_error import guard
+from lens_core.telemetry.journal.format import ANSWER_SUFFIX, ASK_SUFFIX, UNFINISHED_SUFFIX
 from lens_core.telemetry.journal.process import oom_kills
 from lens_core.telemetry.journal.stacks import live_stacks
 from lens_core.telemetry.journal.writer import Journal
@@ -91,6 +92,7 @@ class Keeper:
             overflowed=journal.overflowed,
             oom_kills=oom_kills(self._cgroup_events) or 0,
         )
+        self._answer(now_ns)
         idle = journal.open_count and now_ns - self._activity_ns >= self._idle_ns
         if idle and now_ns - self._stacks_ns >= _STACKS_EVERY_S * 1e9:
             self._stacks_ns = now_ns
@@ -99,6 +101,23 @@ class Keeper:
             journal.spill(keep_free=table.blocks + 1)
         elif journal.settings.keeps == "all":
             journal.spill(keep_free=int(table.blocks * _KEEP_FREE_SHARE))
+
+    def _answer(self, now_ns: int) -> None:
+        """Write the stacks where somebody asks for them.
+
+        From here, with the interpreter lock: faulthandler walks the frames of threads that run on
+        meanwhile, which now and then ends the process.
+        """
+        stem = self._journal.stem
+        ask = stem.with_name(stem.name + ASK_SUFFIX)
+        if not ask.exists():
+            return
+        text = live_stacks(skip=threading.get_ident())
+        part = stem.with_name(stem.name + ANSWER_SUFFIX + UNFINISHED_SUFFIX)
+        part.write_text(text, errors="replace")
+        part.replace(stem.with_name(stem.name + ANSWER_SUFFIX))
+        ask.unlink(missing_ok=True)
+        self._journal.table.write_stacks(now_ns, text)
 
     def _give_up(self, kind: str, what: str) -> None:
         path = self._journal.path

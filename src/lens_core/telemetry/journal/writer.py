@@ -19,7 +19,14 @@ from opentelemetry.trace import SpanContext
 
 from lens_core.incidents import incidents
 from lens_core.telemetry.journal.encoding import encode_scope, encode_start
-from lens_core.telemetry.journal.format import JOURNAL_SUFFIX, SCOPE, STACKS_SUFFIX, Kind
+from lens_core.telemetry.journal.format import (
+    ANSWER_SUFFIX,
+    ASK_SUFFIX,
+    JOURNAL_SUFFIX,
+    SCOPE,
+    STACKS_SUFFIX,
+    Kind,
+)
 from lens_core.telemetry.journal.process import describe_process
 from lens_core.telemetry.journal.spill import SpilledSpan, SpillFile
 from lens_core.telemetry.journal.table import Slot, Table
@@ -209,7 +216,8 @@ class Journal:
         table.close()
         self._spill.close(delete=clean and self.settings.keeps != "ship")
         if clean:
-            self._stem.with_name(self._stem.name + STACKS_SUFFIX).unlink(missing_ok=True)
+            for suffix in (STACKS_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX):
+                self._stem.with_name(self._stem.name + suffix).unlink(missing_ok=True)
             table.path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self.settings.directory.rmdir()  # if this was the last journal of the run here
