@@ -83,4 +83,5 @@ class Headers:
         propagator = get_global_textmap()
         parts = propagator._propagators if type(propagator) is CompositePropagator else ()
         self._plain = len(parts) == 2 and {type(part) for part in parts} == _DEFAULT
+        self._last = (_EMPTY, {})
         self._seen = propagator
