@@ -5,10 +5,12 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from lens_contrib.timeline.runs import RunError, read_run
-from lens_core.telemetry.files import FileSpanExporter, LineFile
+from lens_core.telemetry.files import LineFile
+from lens_core.telemetry.otlp_json import encode_spans
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -20,8 +22,9 @@ def line(**span):
 
 def test_what_the_sdk_recorded_is_read_back_whole(tmp_path):
     file = LineFile(tmp_path)
+    exporter = InMemorySpanExporter()
     provider = TracerProvider(resource=Resource({"nv.dl.rank": 3}), shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(FileSpanExporter(file)))
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("scope")
     attributes = {"s": "é", "i": 2**62, "b": True, "f": 0.5, "l": ["a", "b"], "n": [1, 2]}
     with tracer.start_as_current_span("parent") as parent:
@@ -32,7 +35,8 @@ def test_what_the_sdk_recorded_is_read_back_whole(tmp_path):
         span.add_event("happened", {"k": 1}, timestamp=17)
         span.set_status(Status(StatusCode.ERROR, "why"))
         span.end()
-    provider.shutdown()
+    file.write(encode_spans(exporter.get_finished_spans()))
+    file.close()
 
     run = read_run(tmp_path)
     assert (run.problems, run.repeated, len(run.files)) == ([], 0, 1)
