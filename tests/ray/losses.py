@@ -209,6 +209,7 @@ if __name__ == "__main__":
         options["_system_config"] = {
             "idle_worker_killing_time_threshold_ms": 500,
             "kill_idle_workers_interval_ms": 200,
+            "num_workers_soft_limit": 0,  # as many idle workers as CPUs are kept otherwise
         }
     ray.init(logging_level="ERROR", log_to_driver=False, runtime_env=runtime_env(), **options)
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("losses")
