@@ -91,7 +91,7 @@ def _per_rank(report: Report) -> None:
 def _one_at_a_time(rank, world_size):
     import torch.distributed as dist
 
-    tracer, who = _tracer(), Identity(_KEY, rank=rank)
+    tracer, who = null_tracer(), Identity(_KEY, rank=rank)
     times = []
     for turn in range(world_size):
         if turn == rank:
@@ -136,7 +136,7 @@ def _read_store(rank, world_size, port):
     return rate
 
 
-def _tracer():
+def null_tracer():
     provider = TracerProvider(id_generator=PrivateIdGenerator(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_Nowhere()))
     return provider.get_tracer("bench")
@@ -149,7 +149,7 @@ def _loop(rank, world_size, multiplications, rounds):
     from lens_contrib.store_context import StoreContext
     from lens_contrib.torch_distributed import broadcast_trace_context
 
-    tracer, who = _tracer(), Identity(_KEY, rank=rank)
+    tracer, who = null_tracer(), Identity(_KEY, rank=rank)
     a, gradient = torch.randn(160, 160), torch.randn(64 * 1024)
     channel = StoreContext(dist.group.WORLD.get_group_store(), world_size=world_size)
     to, source, steps = (rank + 1) % world_size, (rank - 1) % world_size, iter(range(10**9))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from lens_contrib.mesh import mesh_coordinates
 from lens_contrib.pipelining import instrument_pipelining
 from lens_core.identity import Identity, RunKey, install_identity, step_span
 from lens_core.incidents import incidents
@@ -119,7 +120,13 @@ def _content(tensor):
     return hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
 
 
-def build(rank, world_size, name, width=WIDTH, group=None, microbatches=MICROBATCHES):
+def one_layer(width):
+    return torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh())
+
+
+def build(
+    rank, world_size, name, width=WIDTH, group=None, microbatches=MICROBATCHES, layers=one_layer
+):
     """The schedule, its modules and whether this rank has the first and the last stage."""
     a_rank, is_v = SCHEDULES[name]
     total = a_rank * world_size
@@ -129,7 +136,7 @@ def build(rank, world_size, name, width=WIDTH, group=None, microbatches=MICROBAT
     stages, modules = [], []
     for index in indices:
         torch.manual_seed(100 + index)
-        module = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh())
+        module = layers(width)
         modules.append(module)
         stages.append(PipelineStage(module, index, total, torch.device("cpu"), group=group))
     kind = getattr(schedules, name)
@@ -187,8 +194,9 @@ def told(span):
     }
 
 
-def recorder(rank, *, participants=None, honest=True):
-    install_identity(Identity(RunKey(bytes(range(16))), rank=rank, participants=participants))
+def recorder(rank, *, participants=None, honest=True, mesh=None):
+    key = RunKey(bytes(range(16)))
+    install_identity(Identity(key, rank=rank, participants=participants, mesh=mesh))
     return Recording(**({"id_generator": PrivateIdGenerator()} if honest else {}))
 
 
@@ -246,7 +254,7 @@ def replicas(rank, world_size):
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
-    spans = recorder(rank)
+    spans = recorder(rank, mesh=mesh_coordinates(mesh))
     pp = mesh.get_group("pp")
     schedule, modules, first, last = build(dist.get_rank(pp), 2, "Schedule1F1B", group=pp)
     with instrument_pipelining(schedule, name="replica", tracer=spans.tracer):

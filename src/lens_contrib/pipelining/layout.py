@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.errors import MissingExtraError
-from lens_core.identity import HopId, Identity
+from lens_core.identity import Identity
 from lens_core.semconv import (
     LENS_CHUNK,
     LENS_HOP_DIRECTION,
     LENS_MICROBATCH,
-    LENS_PEER_RANK,
     LENS_PEER_STAGE,
-    LENS_STAGE,
 )
 
 try:
@@ -44,39 +42,19 @@ class Layout:
         default_factory=dict, compare=False
     )
 
-    def span_attributes(
-        self, stage: int, microbatch: int, direction: str, peer: int | None = None
-    ) -> dict[str, AttributeValue]:
-        """Attributes of a span of a stage."""
-        attributes: dict[str, AttributeValue] = {
-            LENS_STAGE: stage,
-            LENS_CHUNK: self.chunk_of[stage],
-            LENS_MICROBATCH: microbatch,
-            LENS_HOP_DIRECTION: direction,
-        }
-        if peer is not None:
-            attributes[LENS_PEER_STAGE] = peer
-            attributes[LENS_PEER_RANK] = self.rank_of[peer]
-        return attributes
-
     def link_attributes(
         self, identity: Identity, source: int, microbatch: int, direction: str
     ) -> dict[str, AttributeValue]:
         """Attributes of a link to the span that a stage sent under."""
         known = self._attributes.get((direction, source))
         if known is None:
-            known = identity.peer_attributes(self.rank_of[source])
+            mesh = identity.mesh
+            known = {} if mesh is None else identity.peer_attributes(self.rank_of[source])
             known[LENS_PEER_STAGE] = source
             known[LENS_CHUNK] = self.chunk_of[source]
             known[LENS_HOP_DIRECTION] = direction
             self._attributes[direction, source] = known
         return {**known, LENS_MICROBATCH: microbatch}
-
-    def hop(
-        self, pipeline: str, direction: str, source: int, destination: int, microbatch: int
-    ) -> HopId:
-        """What both ends know of a hop."""
-        return HopId(direction, source, destination, microbatch, f"{pipeline}@{self.first_rank}")
 
 
 def layout_of(stage: _PipelineStageBase) -> Layout:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Span
 
 from lens_contrib.pipelining.step import PipelineTrace, guarded
 from lens_core.errors import MissingExtraError
@@ -92,11 +91,13 @@ class StageHooks:
         self, name: str, direction: str
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+            shared, index = self._trace, self._index
+
             def compute(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-                span = guarded(self._start, name, direction, chunk_id)
+                span = guarded(shared.begin, name, (direction, index, chunk_id))
                 if span is None:
                     return original(chunk_id, *args, **kwargs)
-                token = otel_context.attach(trace.set_span_in_context(span))
+                token = otel_context.attach(trace.set_span_in_context(span, shared.context))
                 try:
                     return original(chunk_id, *args, **kwargs)
                 except BaseException as error:
@@ -109,11 +110,6 @@ class StageHooks:
             return compute
 
         return hook
-
-    def _start(self, name: str, direction: str, microbatch: int) -> Span:
-        place = (direction, self._index, microbatch)
-        self._trace.arrived(place)
-        return self._trace.compute(name, place)
 
     def _sending(
         self, direction: str, destinations: Callable[[], list[int]]

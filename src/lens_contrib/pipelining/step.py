@@ -8,17 +8,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.trace import Link, Span, SpanKind, Tracer
 
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.wire import Wire
 from lens_core.errors import MissingExtraError
-from lens_core.identity import StepScope, current_identity, current_step, step_span
-from lens_core.identity.owned import is_sampled, start_owned_span
+from lens_core.identity import HopId, StepScope, current_identity, current_step, step_span
+from lens_core.identity.owned import is_sampled, start_owned_child, start_owned_span
 from lens_core.incidents import incidents
-from lens_core.semconv import LENS_CARRIER
+from lens_core.semconv import LENS_CARRIER, LENS_MICROBATCH, LENS_PEER_STAGE, LENS_STAGE
 
 try:
     import torch
@@ -31,7 +31,8 @@ __all__ = ["PipelineTrace", "guarded"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Attributes = Mapping[str, AttributeValue]
+_SENDS: Final = {"forward": "send_forward", "backward": "send_backward"}
+_RECVS: Final = {"forward": "recv_forward", "backward": "recv_backward"}
 #: Direction (``forward`` or ``backward``), stage, microbatch.
 Place = tuple[str, int, int]
 
@@ -83,10 +84,12 @@ class PipelineTrace:
         self._calls = 0
         self._scope: StepScope | None = None
         self._has_step_span = True
-        self._pipeline = name
+        self._group = ""
+        #: What was current when the schedule started: the step, parent of all spans here.
+        self.context = otel_context.get_current()
         self._receiving: dict[Place, list[_Receiving]] = {}
         self._unread: list[_Receiving] = []
-        self._computed: dict[Place, SpanContext] = {}
+        self._computed: dict[Place, Span] = {}
         self._local: dict[Place, Link] = {}
 
     @contextmanager
@@ -117,7 +120,9 @@ class PipelineTrace:
             scope.owned = True
         self._calls += 1
         # The schedule may run several times in one step; all ranks count alike.
-        self._pipeline = f"{self.name}/{scope.count(f'pipeline {self.name}')}"
+        call = scope.count(f"pipeline {self.name}")
+        self._group = f"{self.name}/{call}@{self.layout.first_rank}"
+        self.context = otel_context.get_current()
         self._scope = scope if scope.identity.derives else None
 
     def end_step(self) -> None:
@@ -134,20 +139,25 @@ class PipelineTrace:
         if self._wire is not None:
             self._wire.new_step()
 
-    def compute(self, name: str, place: Place) -> Span:
-        """A started span of a stage's computation; linked to its input where that is local."""
+    def begin(self, name: str, place: Place) -> Span:
+        """A stage uses its input: what was received is done, and its computation's span starts.
+
+        The span is linked to where the input came from, if that is on this rank.
+        """
+        if place in self._receiving:
+            self._arrived(place)
         link = self._local.pop(place, None)
-        direction = "forward" if place[0] == "forward" else "backward"
-        attributes = self.layout.span_attributes(place[1], place[2], direction)
+        attributes = {LENS_STAGE: place[1], LENS_MICROBATCH: place[2]}
         span = self._start(name, SpanKind.INTERNAL, attributes, link)
-        self._computed[place] = span.get_span_context()
+        self._computed[place] = span
         return span
 
     def handed_over(self, source: int, destination: Place) -> None:
         """A stage gave its output to another one on this rank, with no message."""
         direction, _, microbatch = destination
-        context = self._computed.get((direction, source, microbatch))
-        if context is not None and context.is_valid:
+        computed = self._computed.get((direction, source, microbatch))
+        context = trace.INVALID_SPAN_CONTEXT if computed is None else computed.get_span_context()
+        if context.is_valid:
             identity = current_identity() if self._scope is None else self._scope.identity
             attributes = self.layout.link_attributes(identity, source, microbatch, direction)
             self._local[destination] = Link(context, attributes)
@@ -185,15 +195,17 @@ class PipelineTrace:
             records.append(_Receiving(span, frame))
         self._receiving[place] = records
 
-    def arrived(self, place: Place) -> None:
-        """A stage is about to use what it received."""
-        for record in self._receiving.pop(place, ()):
-            record.ended_ns = time.time_ns()
-            if record.frame is not None and record.frame.tensor.device.type != "cpu":
-                # Reading it would wait for the device in the middle of the schedule.
-                self._unread.append(record)
-            else:
+    def _arrived(self, place: Place) -> None:
+        for record in self._receiving.pop(place):
+            frame = record.frame
+            if frame is None:
+                record.span.end()
+            elif frame.tensor.device.type == "cpu":
                 self._finish(record)
+            else:
+                # Reading it would wait for the device in the middle of the schedule.
+                record.ended_ns = time.time_ns()
+                self._unread.append(record)
 
     def _finish(self, record: _Receiving) -> None:
         frame = record.frame
@@ -207,54 +219,61 @@ class PipelineTrace:
                 )
                 record.span.add_link(context, attributes)
             record.span.set_attribute(LENS_CARRIER, "ok" if context.is_valid else "absent")
-        record.span.end(record.ended_ns)
+        record.span.end(record.ended_ns or None)
 
     def _start_send(self, place: Place, destination: int) -> Span:
         direction, stage, microbatch = place
-        name, scope = f"send_{direction}", self._scope
-        attributes = self.layout.span_attributes(stage, microbatch, direction, destination)
-        if self._wire is None and scope is not None and scope.owned:
-            hop = self.layout.hop(self._pipeline, direction, stage, destination, microbatch)
-            ids = scope.hop_context(hop)
-            span, _ = start_owned_span(
-                self.tracer,
-                name,
-                ids.trace_id,
-                ids.span_id,
-                kind=SpanKind.PRODUCER,
-                attributes=attributes,
+        name, scope = _SENDS[direction], self._scope
+        attributes = {
+            LENS_STAGE: stage,
+            LENS_MICROBATCH: microbatch,
+            LENS_PEER_STAGE: destination,
+        }
+        if self._wire is not None or scope is None or not scope.owned:
+            return self._start(name, SpanKind.PRODUCER, attributes, None)
+        hop = HopId(direction, stage, destination, microbatch, self._group)
+        span_id = scope.hop_span_id(hop)
+        if self._has_step_span:
+            return start_owned_child(
+                self.tracer, name, span_id, self.context, SpanKind.PRODUCER, attributes
             )
-            return span
-        return self._start(name, SpanKind.PRODUCER, attributes, None)
+        span, _ = start_owned_span(
+            self.tracer,
+            name,
+            scope.trace_id,
+            span_id,
+            context=self.context,
+            kind=SpanKind.PRODUCER,
+            attributes=attributes,
+        )
+        return span
 
     def _start_recv(self, place: Place, source: int) -> Span:
         direction, stage, microbatch = place
         link = None if self._wire is not None else self._derived_link(place, source)
-        attributes = self.layout.span_attributes(stage, microbatch, direction, source)
-        return self._start(f"recv_{direction}", SpanKind.CONSUMER, attributes, link)
+        attributes = {LENS_STAGE: stage, LENS_MICROBATCH: microbatch, LENS_PEER_STAGE: source}
+        return self._start(_RECVS[direction], SpanKind.CONSUMER, attributes, link)
 
-    def _start(self, name: str, kind: SpanKind, attributes: Attributes, link: Link | None) -> Span:
+    def _start(
+        self, name: str, kind: SpanKind, attributes: Mapping[str, int], link: Link | None
+    ) -> Span:
         links = () if link is None else (link,)
-        if self._scope is not None and not self._has_step_span:
-            # No span of the step to be a child of: a root, but in the trace of the step.
-            span, _ = start_owned_span(
-                self.tracer,
-                name,
-                self._scope.trace_id,
-                0,
-                links=links,
-                kind=kind,
-                attributes=attributes,
+        if self._has_step_span or self._scope is None:
+            return self.tracer.start_span(
+                name, self.context, kind, attributes, links, None, False, False
             )
-            return span
-        return self.tracer.start_span(
+        # No span of the step to be a child of: a root, but in the trace of the step.
+        span, _ = start_owned_span(
+            self.tracer,
             name,
+            self._scope.trace_id,
+            0,
+            context=self.context,
+            links=links,
             kind=kind,
             attributes=attributes,
-            links=links,
-            record_exception=False,
-            set_status_on_exception=False,
         )
+        return span
 
     def _derived_link(self, place: Place, source: int) -> Link | None:
         direction, stage, microbatch = place
@@ -266,7 +285,7 @@ class PipelineTrace:
                 todo="Call agree_run_key() on all ranks, after telemetry is set up there.",
             )
             return None
-        hop = self.layout.hop(self._pipeline, direction, source, stage, microbatch)
+        hop = HopId(direction, source, stage, microbatch, self._group)
         attributes = self.layout.link_attributes(scope.identity, source, microbatch, direction)
         return Link(scope.hop_context(hop), attributes)
 

@@ -81,11 +81,15 @@ class StepScope:
 
     def hop_context(self, hop: HopId) -> SpanContext:
         """The context of the span under which a hop of this step is sent."""
+        return derived_context(self.trace_id, self.hop_span_id(hop), sampled=self.sampled)
+
+    def hop_span_id(self, hop: HopId) -> int:
+        """The id of the span under which a hop of this step is sent."""
         hops = self._hops
         if hops is None:
             deriver = self.identity.deriver
             hops = self._hops = deriver.under("hop", self.kind, self.step, self.occurrence)
-        return derived_context(self.trace_id, hops.span_id(*hop), sampled=self.sampled)
+        return hops.ids(*hop)[1]
 
     def count(self, what: HopId | str) -> int:
         """How often this was counted in this step before; both ends of a hop count alike."""
