@@ -5,7 +5,8 @@
 It writes into the file TRUTH, independently of all telemetry, which span ids it was about to use
 (``I``), and which spans it has really started (``S``) and ended (``E``). With DEATH other than
 ``wait`` a thread of its own ends the process in that way after AFTER_S seconds; with LIMIT, each
-thread stops after so many spans and the process waits to be killed.
+thread stops after so many spans and the process waits to be killed. LENS_TEST_PAUSE_S is a pause
+after every ten spans.
 """
 
 import ctypes
@@ -69,10 +70,10 @@ def work(tracer, truth, limit, pause_s):
             if index == 4:
                 inner.set_status(StatusCode.ERROR, "as planned")
             end(truth, inner)
-        end(truth, outer)
-        number += 10
         if pause_s:
             time.sleep(pause_s)
+        end(truth, outer)
+        number += 10
 
 
 def die(death, after_s):
@@ -96,8 +97,9 @@ def main():
     limit = int(rest[0]) if rest else None
     truth = Truth(path)
     handle = setup_telemetry(NemoLensConfig.from_env(), id_generator=truth)
+    pause_s = float(os.environ.get("LENS_TEST_PAUSE_S", "0"))
     workers = [
-        threading.Thread(target=work, args=(handle.tracer, truth, limit, 0.0), daemon=True)
+        threading.Thread(target=work, args=(handle.tracer, truth, limit, pause_s), daemon=True)
         for _ in range(int(threads))
     ]
     if death != "wait":

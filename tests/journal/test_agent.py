@@ -46,7 +46,7 @@ def truncated(receiver):
 def test_ships_the_living_and_recovers_the_dead(tmp_path):
     with receiving() as receiver:
         shipping = agent(tmp_path, receiver.endpoint)
-        trainer = start_stress(tmp_path, NEMO_LENS_EXPORTER="journal")
+        trainer = start_stress(tmp_path, NEMO_LENS_EXPORTER="journal", LENS_TEST_PAUSE_S="0.01")
         wait_for(lambda: len(receiver.spans()) > 1000)
         assert truncated(receiver) == 0
         trainer.kill()
@@ -112,7 +112,8 @@ assert handle.shutdown()
 @pytest.mark.parametrize("moment_s", [0.5, 1.1])
 def test_an_agent_that_is_killed_loses_nothing(moment_s, tmp_path):
     with receiving() as receiver:
-        trainer = start_stress(tmp_path, NEMO_LENS_EXPORTER="journal")
+        env = {"NEMO_LENS_EXPORTER": "journal", "LENS_TEST_PAUSE_S": "0.01"}
+        trainer = start_stress(tmp_path, **env)
         first = agent(tmp_path, receiver.endpoint)
         wait_for(lambda: len(receiver.spans()) > 0)
         time.sleep(moment_s)
