@@ -69,10 +69,14 @@ class Entry(ProcessLocal):
             carrier: What came as ``_otel_carrier``.
             ray_carrier: What came as ``_ray_trace_ctx``: used where no carrier came.
         """
-        scope = self.start(carrier, ray_carrier)
-        if scope is not None:
-            scope.attach()
-        return scope
+        try:
+            scope = self._start(ray_carrier if carrier is None else carrier)
+            if scope is not None:
+                scope.attach()
+            return scope
+        except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
+            incidents.record("ray.span_failed", f"{type(error).__name__}: {error}")
+            return None
 
     def start(self, carrier: object, ray_carrier: object) -> Scope | None:
         """The same, with the span not made current yet."""

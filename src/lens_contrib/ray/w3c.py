@@ -37,13 +37,14 @@ _DEFAULT: Final = frozenset({TraceContextTextMapPropagator, W3CBaggagePropagator
 class Headers:
     """Writes and reads carriers as the global propagator would."""
 
-    __slots__ = ("_last", "_plain", "_seen")
+    __slots__ = ("_last", "_last_read", "_plain", "_seen")
 
     def __init__(self) -> None:
         self._seen: TextMapPropagator | None = None
         self._plain = False
         #: The last context, which never changes, and its carrier: calls come in bursts.
         self._last: tuple[Context, Mapping[str, str] | bytes] = (_EMPTY, {})
+        self._last_read: tuple[bytes, Context] = (b"", _EMPTY)
 
     def current(self) -> Mapping[str, str] | bytes:
         """The carrier of the current context, as it travels; empty where there is nothing."""
@@ -69,15 +70,22 @@ class Headers:
 
     def context(self, carrier: object) -> Context:
         """The context that a carrier holds; empty where it holds none. Never raises."""
-        match = _TRACEPARENT.fullmatch(carrier) if type(carrier) is bytes else None
+        if type(carrier) is not bytes:
+            return extract_context(carrier)  # type: ignore[arg-type]  # it refuses what is none
+        known, context = self._last_read
+        if carrier == known:
+            return context
+        match = _TRACEPARENT.fullmatch(carrier)
         if match is not None:
             trace_id, span_id, flags = match.groups()
             span = SpanContext(
                 int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16))
             )
             if span.is_valid:
-                return trace.set_span_in_context(NonRecordingSpan(span), _EMPTY)
-        return extract_context(carrier)  # type: ignore[arg-type]  # it refuses what is no mapping
+                context = trace.set_span_in_context(NonRecordingSpan(span), _EMPTY)
+                self._last_read = (carrier, context)
+                return context
+        return extract_context(carrier)  # type: ignore[arg-type]  # it refuses what is none
 
     def _look(self) -> None:
         propagator = get_global_textmap()
