@@ -214,6 +214,25 @@ def test_the_next_start_of_the_run_recovers(tmp_path):
     assert span.name == "lost"
 
 
+def test_the_next_start_of_another_run_tidies_up(tmp_path):
+    code = "tracer.start_span('lost'); print('ready', flush=True); input()"
+    kill(run_program(tmp_path, code))
+    (tmp_path / "journals" / "mine").mkdir()  # an empty directory that is no run's stays
+    nothing = "tracer.start_span('x').end(); time.sleep(1); print('ready', flush=True); input()"
+    empty = run_program(tmp_path, nothing, NEMO_LENS_RUN_ID="empty")
+    kill(empty)
+    process = run_program(
+        tmp_path, "print('ready', flush=True); input()", NEMO_LENS_RUN_ID="another"
+    )
+    try:
+        wait_for(lambda: sorted(os.listdir(tmp_path / "journals")) == ["another", "mine"])
+    finally:
+        kill(process)
+    (span,) = [span for span in read_run(tmp_path / "run").spans if span.truncated]
+    assert span.name == "lost"
+    assert not list((tmp_path / "empty").glob("recovered-*"))
+
+
 def test_the_next_start_sends_over_otlp_what_was_to_be_sent_so(tmp_path):
     code = "tracer.start_span('lost'); print('ready', flush=True); input()"
     with receiving() as receiver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -18,6 +19,7 @@ from lens_core.incidents import incidents
 from lens_core.telemetry.config import JOURNAL_MODES, NemoLensConfig
 from lens_core.telemetry.delivery import Outcome, Sink
 from lens_core.telemetry.exporters import SPANS, otlp_sink
+from lens_core.telemetry.journal.families import find_families
 from lens_core.telemetry.journal.location import journal_directory
 from lens_core.telemetry.journal.processor import JournalSpanProcessor
 from lens_core.telemetry.journal.recovery import DirectorySink, RecoveredSink, recover
@@ -139,5 +141,34 @@ def _recover_earlier(directory: Path, plan: JournalPlan) -> None:
         result = recover([directory], sink)
         if result.problems:
             incidents.record("journal.recovery", "; ".join(result.problems[:3]))
+        _tidy_other_runs(directory)
     except Exception as error:  # noqa: BLE001 - nothing of it may reach the training loop
         incidents.record("journal.recovery", f"{type(error).__name__}: {error}")
+
+
+def _tidy_other_runs(directory: Path) -> None:
+    """Deliver what other runs left here, each into its own directory.
+
+    Workers that a scheduler kills at the end of every job leave their journals behind, which would
+    fill the memory of the host. What cannot be delivered stays for ``lens recover``.
+    """
+
+    def sink(meta: Mapping[str, object]) -> RecoveredSink:
+        output = Path(str(meta.get("output_dir") or os.devnull))
+        if meta.get("keeps") == "ship" or not output.parent.is_dir():
+            raise OSError("it is left for lens recover, or lens agent")
+        return DirectorySink(output)
+
+    others = [path for path in directory.parent.iterdir() if path != directory and _has_any(path)]
+    recover(others, sink)
+    for path in others:
+        with contextlib.suppress(OSError):
+            path.rmdir()  # only if nothing is left in it
+
+
+def _has_any(directory: Path) -> bool:
+    """Whether there are journals in a directory: in a shared root, others are not ours to touch."""
+    try:
+        return bool(find_families(directory))
+    except OSError:
+        return False
