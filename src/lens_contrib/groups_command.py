@@ -15,9 +15,7 @@ __all__ = ["groups"]
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("spec", required=False)
-@click.option(
-    "--reset", is_flag=True, help="Back to the groups that each process started with."
-)
+@click.option("--reset", is_flag=True, help="Back to the groups that each process started with.")
 def groups(run: Path, spec: str | None, reset: bool) -> None:
     """Switch the span groups of RUN (its directory) to SPEC, such as per_step,communication.
 

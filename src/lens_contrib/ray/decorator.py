@@ -13,8 +13,8 @@ from opentelemetry.util.types import AttributeValue
 from ray.actor import ActorClass
 from ray.remote_function import RemoteFunction
 
-from lens_contrib.ray.wire import LocalTracer
-from lens_contrib.ray.wrapping import CallSpec, wrap_function
+from lens_contrib.ray.wire import CallSpec, LocalTracer
+from lens_contrib.ray.wrapping import wrap_function
 from lens_core.boundary import Relation
 from lens_core.errors import ConfigError, MessageError
 

@@ -20,9 +20,8 @@ from opentelemetry.util.types import AttributeValue
 from lens_contrib.ray.failure import record_failure
 from lens_contrib.ray.transport import RayTransport
 from lens_contrib.ray.w3c import Headers
-from lens_contrib.ray.wire import ProcessLocal, tracer_of
+from lens_contrib.ray.wire import CallSpec, ProcessLocal, tracer_of
 from lens_contrib.ray.worker import provider_is_set, this_process
-from lens_contrib.ray.wrapping import CallSpec
 from lens_core.boundary import CarrierStatus, Relation
 from lens_core.incidents import incidents
 from lens_core.semconv import (

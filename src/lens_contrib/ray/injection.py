@@ -12,8 +12,7 @@ from lens_contrib.ray.acceptance import accepts_carrier
 from lens_contrib.ray.transport import CARRIER_ARGUMENT
 from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.waiting import producers
-from lens_contrib.ray.wire import ProcessLocal, tracer_of
-from lens_contrib.ray.wrapping import CallSpec
+from lens_contrib.ray.wire import CallSpec, ProcessLocal, tracer_of
 from lens_core.boundary import current_carrier
 from lens_core.carrier import extract_context
 from lens_core.incidents import incidents

@@ -12,11 +12,14 @@ from typing import Final, cast
 from opentelemetry import trace
 from opentelemetry.trace import Tracer
 
-__all__ = ["LocalTracer", "ProcessLocal", "TracerScope", "tracer_of"]
+__all__ = ["CallSpec", "LocalTracer", "ProcessLocal", "TracerScope", "tracer_of"]
 
 _SCOPE: Final = "lens_contrib.ray"
 #: Name and version of an instrumentation scope: all of a tracer that another process can use.
 TracerScope = tuple[str, str | None]
+#: What :class:`~lens_contrib.ray.execution.Entry` and
+#: :class:`~lens_contrib.ray.injection.Injector` are made of: builtins, so that they travel.
+CallSpec = dict[str, object]
 
 
 class ProcessLocal:

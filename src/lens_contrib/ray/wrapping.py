@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from lens_contrib.ray.outer import OuterDecorators
 from lens_contrib.ray.transport import CARRIER_ARGUMENT
+from lens_contrib.ray.wire import CallSpec
 
-__all__ = ["RAY_CARRIER_ARGUMENT", "TRACED_MARK", "CallSpec", "wrap_function"]
+__all__ = ["RAY_CARRIER_ARGUMENT", "TRACED_MARK", "wrap_function"]
 
 #: Keyword in which Ray's own tracing passes its context.
 RAY_CARRIER_ARGUMENT: Final = "_ray_trace_ctx"
@@ -29,9 +30,6 @@ RAY_CARRIER_ARGUMENT: Final = "_ray_trace_ctx"
 TRACED_MARK: Final = "__lens_traced__"
 
 _Function = Callable[..., Any]
-#: What :class:`~lens_contrib.ray.execution.Entry` and
-#: :class:`~lens_contrib.ray.injection.Injector` are made of: builtins, so that they travel.
-CallSpec = dict[str, object]
 
 
 def wrap_function(function: _Function, spec: CallSpec, *, inject: bool) -> _Function:
