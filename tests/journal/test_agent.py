@@ -13,15 +13,35 @@ from tests.journal.killing import environment, read_truth, start_stress, wait_fo
 from tests.telemetry.harness import receiving, unused_endpoint
 
 
+_started = []
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    yield
+    for process in _started:
+        process.kill()
+        process.wait()
+    _started.clear()
+
+
 def agent(directory, endpoint, *arguments):
     command = [sys.executable, "-m", "lens_contrib.cli", "agent", str(directory / "journals")]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*command, "--otlp", endpoint, "--interval", "0.2", *arguments],
         env=environment(directory),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    _started.append(process)
+    return process
+
+
+def trainer_of(directory, **env):
+    process = start_stress(directory, NEMO_LENS_EXPORTER="journal", **env)
+    _started.append(process)
+    return process
 
 
 def stop(process):
@@ -46,7 +66,7 @@ def truncated(receiver):
 def test_ships_the_living_and_recovers_the_dead(tmp_path):
     with receiving() as receiver:
         shipping = agent(tmp_path, receiver.endpoint)
-        trainer = start_stress(tmp_path, NEMO_LENS_EXPORTER="journal", LENS_TEST_PAUSE_S="0.01")
+        trainer = trainer_of(tmp_path, LENS_TEST_PAUSE_S="0.01")
         wait_for(lambda: len(receiver.spans()) > 1000)
         assert truncated(receiver) == 0
         trainer.kill()
@@ -61,7 +81,7 @@ def test_ships_the_living_and_recovers_the_dead(tmp_path):
 
 
 def test_a_trainer_has_no_network_thread(tmp_path):
-    trainer = start_stress(tmp_path, NEMO_LENS_EXPORTER="journal", limit=100)
+    trainer = trainer_of(tmp_path, limit=100)
     try:
         descriptors = f"/proc/{trainer.pid}/fd"
         targets = [os.readlink(f"{descriptors}/{name}") for name in os.listdir(descriptors)]
@@ -72,7 +92,7 @@ def test_a_trainer_has_no_network_thread(tmp_path):
 
 
 def test_nothing_is_lost_while_the_receiver_is_down(tmp_path):
-    trainer = start_stress(tmp_path, NEMO_LENS_EXPORTER="journal")
+    trainer = trainer_of(tmp_path)
     failing = agent(tmp_path, unused_endpoint())
     try:
         time.sleep(1.5)
@@ -112,8 +132,7 @@ assert handle.shutdown()
 @pytest.mark.parametrize("moment_s", [0.5, 1.1])
 def test_an_agent_that_is_killed_loses_nothing(moment_s, tmp_path):
     with receiving() as receiver:
-        env = {"NEMO_LENS_EXPORTER": "journal", "LENS_TEST_PAUSE_S": "0.01"}
-        trainer = start_stress(tmp_path, **env)
+        trainer = trainer_of(tmp_path, LENS_TEST_PAUSE_S="0.01")
         first = agent(tmp_path, receiver.endpoint)
         wait_for(lambda: len(receiver.spans()) > 0)
         time.sleep(moment_s)
