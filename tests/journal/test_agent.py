@@ -12,7 +12,6 @@ import pytest
 from tests.journal.killing import environment, read_truth, start_stress, wait_for
 from tests.telemetry.harness import receiving, unused_endpoint
 
-
 _started = []
 
 
