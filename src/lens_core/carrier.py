@@ -17,7 +17,7 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lens_core.errors import CarrierError
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 
 try:
     from opentelemetry.propagate import get_global_textmap
@@ -44,6 +44,7 @@ __all__ = [
     "fit_carrier",
     "get_global_textmap",
     "inject_context",
+    "read_carrier",
     "shrinking",
 ]
 
@@ -146,20 +147,34 @@ def extract_context(carrier: Mapping[str, str] | None) -> Context:
 
     An empty, invalid or oversized carrier gives an empty context, never the current one: a span
     started under it is a root. Never raises; what is refused is counted as ``carrier.rejected``.
-    A carrier whose ``traceparent`` is malformed is refused whole, its baggage too.
+    A carrier whose ``traceparent`` is malformed is refused whole, its baggage too. Where no
+    configured propagator reads ``traceparent``, what the others read is kept.
 
     Args:
         carrier: Headers, as :func:`inject_context` wrote them in another process.
     """
+    return read_carrier(carrier)[0]
+
+
+def read_carrier(carrier: Mapping[str, str] | None) -> tuple[Context, bool]:
+    """What :func:`extract_context` gives, and whether there was a carrier that it refused."""
     empty = Context()
-    if not carrier and (carrier is None or isinstance(carrier, Mapping)):
-        return empty
+    # Nothing is asked of the carrier outside the block: even a tensor's bool() raises.
     try:
-        context = get_global_textmap().extract(check_carrier(carrier), context=empty)
+        if carrier is None or (isinstance(carrier, Mapping) and not carrier):
+            return empty, False
+        textmap = get_global_textmap()
+        context = textmap.extract(check_carrier(carrier), context=empty)
+        traceparent = carrier.get("traceparent")
+        if traceparent is None or trace.get_current_span(context).get_span_context().is_valid:
+            return context, False
+        if "traceparent" in textmap.fields:
+            problem = f"traceparent {traceparent!r} is not valid"
+        elif context:
+            return context, False  # of the headers that this process's propagators read
+        else:
+            problem = f"of {sorted(carrier)} none is read here, but {sorted(textmap.fields)}"
     except Exception as error:  # noqa: BLE001 - a foreign propagator may raise anything
-        incidents.record("carrier.rejected", f"{type(error).__name__}: {error}")
-        return empty
-    if "traceparent" in carrier and not trace.get_current_span(context).get_span_context().is_valid:
-        incidents.record("carrier.rejected", f"traceparent {carrier['traceparent']!r} is not valid")
-        return empty
-    return context
+        problem = f"{type(error).__name__}: {error}"
+    incidents.record("carrier.rejected", problem)
+    return empty, True

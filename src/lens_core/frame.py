@@ -71,6 +71,8 @@ MAX_CAPACITY: Final = HEADER_BYTES + 0xFFFF
 _NO_TRACE_ID: Final = bytes(16)
 _NO_SPAN_ID: Final = bytes(8)
 _MAX_HEADERS: Final = 64
+#: What ``traceparent`` leaves of the largest carrier: its name, and 55 characters of version 00.
+_MAX_FURTHER_BYTES: Final = MAX_CARRIER_BYTES - len("traceparent") - 55
 
 
 class BytesLike(Protocol):
@@ -129,8 +131,9 @@ class Frame:
 def encode_frame(carrier: Mapping[str, str], *, capacity: int, sequence: int = 0) -> bytes:
     """The carrier as exactly ``capacity`` bytes.
 
-    A carrier that is too large loses ``baggage`` first, then ``tracestate``, then every other
-    header, but never ``traceparent``; the flags say so.
+    A carrier that is too large, for the frame or for :data:`MAX_CARRIER_BYTES`, loses ``baggage``
+    first, then ``tracestate``, then every other header, but never ``traceparent``; the flags say
+    so.
 
     Args:
         carrier: Headers; an empty one gives a frame marked ``NO_CONTEXT``.
@@ -175,7 +178,7 @@ def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Frame | No
     """
     try:
         view = memoryview(data)  # bytes(data) would allocate that many bytes for an int
-    except (TypeError, BufferError) as error:
+    except (TypeError, ValueError, BufferError) as error:  # ValueError: released, or dates
         raise FrameError(f"not bytes-like ({error})") from None
     if view.nbytes > MAX_CAPACITY:
         raise FrameError(f"{view.nbytes} bytes are more than {MAX_CAPACITY}")
@@ -233,7 +236,9 @@ def _encode_body(headers: dict[str, str], room: int) -> tuple[bytes, FrameFlags]
     """The headers as msgpack in at most ``room`` bytes, and what was left out for it."""
     for left, dropped in shrinking(headers):
         body: bytes = msgpack.packb(left) if left else b""
-        if len(body) <= room and len(left) <= _MAX_HEADERS:
+        # However much room there is: a receiver refuses a larger carrier whole.
+        allowed = len(left) <= _MAX_HEADERS and carrier_size(left) <= _MAX_FURTHER_BYTES
+        if allowed and len(body) <= room:
             flags = _NO_FLAGS
             for name in dropped:
                 flags |= _DROP_FLAGS.get(name, FrameFlags.DROPPED_OTHER)

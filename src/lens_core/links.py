@@ -17,8 +17,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.carrier import extract_context
+from lens_core.carrier import extract_context, read_carrier
 from lens_core.detach import detach
+from lens_core.incidents import describe, incidents
 from lens_core.outcome import record_error
 from lens_core.semconv import LENS_CARRIER
 
@@ -58,6 +59,9 @@ def create_linked_span(
 ) -> Span:
     """A new, started span with a Link to each remote span; the caller must end it.
 
+    Where a foreign tracer fails to start one, that is an incident (``span.failed``) and what comes
+    back records nothing.
+
     The span is *locally rooted*: a child of the span that is current here, or a root; the remote
     spans are never its parents. No carrier, an empty one and an invalid one give no link, not an
     error. Attributes and links are given at the start, so that samplers and span processors see
@@ -77,25 +81,29 @@ def create_linked_span(
             ``lens.hop.direction`` and ``lens.microbatch`` (:mod:`lens_core.semconv`).
         **attributes: Attributes of the span.
     """
-    if remote_context is None and remote_carrier:
+    if remote_context is None and remote_carrier is not None:
         remote_context = extract_context(remote_carrier)
     contexts = [] if remote_context is None else [remote_context]
     contexts.extend(remote_contexts)
-    contexts.extend(extract_context(carrier) for carrier in remote_carriers if carrier)
+    contexts.extend(map(extract_context, remote_carriers))
     links = []
     for remote in contexts:
         span_context = trace.get_current_span(remote).get_span_context()
         if span_context.is_valid:
             links.append(Link(span_context, link_attributes))
-    return tracer.start_span(
-        name,
-        context=parent,
-        kind=kind,
-        links=links,
-        attributes={**(span_attributes or {}), **attributes},
-        record_exception=False,
-        set_status_on_exception=False,
-    )
+    try:
+        return tracer.start_span(
+            name,
+            context=parent,
+            kind=kind,
+            links=links,
+            attributes={**(span_attributes or {}), **attributes},
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+    except Exception as error:  # noqa: BLE001 - the message that arrived must not be lost over it
+        incidents.record("span.failed", describe(error))
+        return trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
 
 
 @contextmanager
@@ -143,7 +151,10 @@ def linked_span(
         raise
     finally:
         detach(token)
-        span.end()
+        try:
+            span.end()
+        except Exception as error:  # noqa: BLE001 - must not replace the user's exception
+            incidents.record("span.failed", describe(error))
 
 
 def add_carrier_link(
@@ -164,14 +175,18 @@ def add_carrier_link(
     Returns:
         ``ok``, ``absent`` or ``rejected``.
     """
-    remote = extract_context(carrier)
+    remote, rejected = read_carrier(carrier)
     span_context = trace.get_current_span(remote).get_span_context()
     if span_context.is_valid:
-        span.add_link(span_context, link_attributes)
         status = CarrierStatus.OK
     else:
-        status = CarrierStatus.REJECTED if carrier and not remote else CarrierStatus.ABSENT
-    span.set_attribute(LENS_CARRIER, status.value)
+        status = CarrierStatus.REJECTED if rejected else CarrierStatus.ABSENT
+    try:
+        if status is CarrierStatus.OK:
+            span.add_link(span_context, link_attributes)
+        span.set_attribute(LENS_CARRIER, status.value)
+    except Exception as error:  # noqa: BLE001 - a foreign span may raise anything
+        incidents.record("span.failed", describe(error))
     return status
 
 

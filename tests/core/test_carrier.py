@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from array import array
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,11 @@ from lens_core.incidents import incidents
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 GOOD = {"traceparent": TRACEPARENT, "tracestate": "a=1", "baggage": "k=v"}
 
+
+def _ambiguous(*_):
+    raise RuntimeError("the truth value of a tensor with more than one value is ambiguous")
+
+
 INVALID = [
     {"traceparent": "garbage"},
     {"traceparent": "00-" + "0" * 32 + "-00f067aa0ba902b7-01"},
@@ -39,6 +45,13 @@ INVALID = [
     b"\x00",
     0,
     17,
+    [],
+    "",
+    array("d"),
+    type("Tensor", (), {"__bool__": _ambiguous})(),
+    type("Headers", (dict,), {"__len__": _ambiguous})(GOOD),
+    type("Headers", (dict,), {"items": _ambiguous})(GOOD),
+    type("Headers", (dict,), {"get": _ambiguous})(GOOD),
 ]
 
 
@@ -82,6 +95,27 @@ def test_no_carrier_is_an_empty_context_and_no_incident(carrier):
 
 def test_a_carrier_with_baggage_only_is_kept():
     assert baggage.get_all(extract_context({"baggage": "k=v"})) == {"k": "v"}
+
+
+def test_a_carrier_of_another_process_with_other_propagators():
+    program = (
+        "from lens_core import extract_context;"
+        "from lens_core.incidents import incidents;"
+        "from opentelemetry import baggage, trace;"
+        f"c = extract_context({GOOD!r});"
+        "print(dict(baggage.get_all(c)), trace.get_current_span(c).get_span_context().is_valid);"
+        f"print(extract_context({{'traceparent': {TRACEPARENT!r}}}), dict(incidents.counts()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"OTEL_PROPAGATORS": "baggage", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["{'k': 'v'} False", "{} {'carrier.rejected': 1}"]
+    assert "of ['traceparent'] none is read here, but ['baggage']" in done.stderr
 
 
 @given(

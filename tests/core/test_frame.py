@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lens_core.carrier import MAX_CARRIER_BYTES, carrier_size, extract_context
 from lens_core.errors import CarrierError, FrameError
 from lens_core.frame import (
     BROADCAST_CAPACITY,
     HEADER_BYTES,
+    MAX_CAPACITY,
     P2P_CAPACITY,
     Frame,
     FrameFlags,
@@ -113,6 +115,21 @@ def test_a_huge_carrier_keeps_its_traceparent():
     assert frame == Frame({"traceparent": TRACEPARENT}, 0, FrameFlags.DROPPED_BAGGAGE)
 
 
+@pytest.mark.parametrize("name", ["baggage", "tracestate", "x"])
+def test_a_carrier_that_no_receiver_accepts_is_too_large_for_a_frame_of_any_size(name):
+    fitting = {"traceparent": TRACEPARENT}
+    carrier = {**fitting, name: "é" * ((MAX_CARRIER_BYTES - carrier_size(fitting)) // 2)}
+    frame = decode_frame(encode_frame(carrier, capacity=MAX_CAPACITY))
+    assert frame is not None
+    assert frame.truncated
+    assert frame.carrier == fitting
+    carrier[name] = carrier[name][: -len(name)]
+    assert carrier_size(carrier) <= MAX_CARRIER_BYTES
+    frame = decode_frame(encode_frame(carrier, capacity=MAX_CAPACITY))
+    assert frame == Frame(carrier)
+    assert extract_context(frame.carrier)
+
+
 def test_more_headers_than_a_frame_may_hold_are_left_out_and_flagged():
     carrier = {"traceparent": TRACEPARENT, **{f"h{n}": "" for n in range(65)}}
     frame = decode_frame(encode_frame(carrier, capacity=4096))
@@ -188,7 +205,13 @@ def test_a_right_checksum_around_a_wrong_content_is_refused(forged):
         decode_frame(forged)
 
 
-@pytest.mark.parametrize("data", ["text", None, 5, -1, object(), [1, 2, 300], 10**12])
+def _released():
+    view = memoryview(b"bytes")
+    view.release()
+    return view
+
+
+@pytest.mark.parametrize("data", ["text", None, 5, -1, object(), [1, 2, 300], 10**12, _released()])
 def test_what_is_not_bytes_like_is_refused(data):
     with pytest.raises(FrameError, match="bytes-like"):
         decode_frame(data)

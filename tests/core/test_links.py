@@ -51,10 +51,21 @@ def test_without_a_valid_carrier_the_span_is_unlinked(recording, carrier):
     assert recording.only().links == ()
 
 
-def test_an_invalid_carrier_does_not_link_to_the_current_span(recording):
+class _Tensor:
+    """What a caller may pass by mistake: its truth value raises."""
+
+    def __bool__(self):
+        raise RuntimeError("ambiguous")
+
+
+@pytest.mark.parametrize("carrier", [{"traceparent": "junk"}, b"junk", 0, _Tensor()])
+def test_an_invalid_carrier_does_not_link_to_the_current_span(recording, carrier):
     with recording.tracer.start_as_current_span("local"):
-        create_linked_span(recording.tracer, "x", remote_carrier={"traceparent": "junk"}).end()
-    assert recording.spans[0].links == ()
+        create_linked_span(recording.tracer, "x", remote_carrier=carrier).end()
+        create_linked_span(recording.tracer, "x", remote_carriers=[None, carrier]).end()
+        with attach_carrier(carrier) as context:
+            assert context is otel_context.get_current()
+    assert [span.links for span in recording.spans] == [(), (), ()]
 
 
 def test_it_is_locally_rooted_a_child_of_the_local_span(recording):
@@ -236,6 +247,8 @@ def test_a_span_that_waits_is_linked_when_the_carrier_is_there(recording):
         ({"baggage": "k=v"}, "absent"),
         ({"traceparent": "garbage"}, "rejected"),
         ({"traceparent": 5}, "rejected"),
+        (b"", "rejected"),
+        (_Tensor(), "rejected"),
     ],
 )
 def test_a_span_without_a_valid_carrier_says_so(recording, carrier, status):
