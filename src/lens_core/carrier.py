@@ -175,6 +175,6 @@ def read_carrier(carrier: Mapping[str, str] | None) -> tuple[Context, bool]:
         else:
             problem = f"of {sorted(carrier)} none is read here, but {sorted(textmap.fields)}"
     except Exception as error:  # noqa: BLE001 - a foreign propagator may raise anything
-        problem = f"{type(error).__name__}: {error}"
+        problem = describe(error)
     incidents.record("carrier.rejected", problem)
     return empty, True

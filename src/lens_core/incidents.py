@@ -8,15 +8,28 @@ by a test.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
 
-__all__ = ["Incidents", "incidents"]
+__all__ = ["Incidents", "describe", "incidents"]
 
 _log = logging.getLogger("lens_core")
+
+
+def describe(error: BaseException) -> str:
+    """The exception's class and text, for a log line; never raises.
+
+    The text of what a foreign provider, exporter or propagator raises is foreign code too.
+    """
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception:  # noqa: BLE001 - a broken __str__ must not become a second failure
+        return f"{kind}: <str() of the exception failed>"
 
 
 class Incidents:
@@ -51,7 +64,9 @@ class Incidents:
             first = self._counts[kind] == 1
         if first:
             advice = f" {todo}" if todo else ""
-            _log.warning("%s: %s.%s Further ones are only counted.", kind, what, advice)
+            # A handler or filter of the application may raise.
+            with contextlib.suppress(Exception):
+                _log.warning("%s: %s.%s Further ones are only counted.", kind, what, advice)
 
     def count(self, kind: str) -> int:
         """How many incidents of this kind this process has seen."""
