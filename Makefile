@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RECEIVER := .venv-receiver
+RECEIVER_READY := $(RECEIVER)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: setup demo test check lint types bench soak clean
@@ -18,10 +20,17 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --editable '.[all]' --group dev
 	touch $@
 
+# A real OTLP receiver for the tests, in an environment of its own.
+$(RECEIVER_READY): constraints-receiver.txt
+	test -x $(RECEIVER)/bin/python || $(PYTHON) -m venv $(RECEIVER)
+	$(RECEIVER)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-receiver.txt ddapm-test-agent
+	touch $@
+
 demo: $(READY)
 	$(BIN)/lens demo
 
-test: $(READY)
+test: $(READY) $(RECEIVER_READY)
 	$(BIN)/python -m pytest
 
 lint: $(READY)
@@ -40,4 +49,4 @@ soak: $(READY)
 	$(BIN)/python -m benchmarks soak
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(RECEIVER) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

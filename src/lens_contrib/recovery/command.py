@@ -61,9 +61,17 @@ def recover(
     were open get nemo.span.truncated and the reason; live processes are left alone. Running it
     again changes nothing.
 
-    Exit status: 1 if something could not be read or delivered.
+    Exit status: 1 if something could not be read or delivered, 2 if there is no such run.
     """
     directories = [path for run in runs for path in search_directories(run)]
+    if not directories:
+        # Not "0 recovered": a mistyped name must not read as if nothing had been lost.
+        click.echo(
+            f"lens: {', '.join(runs)} is neither a directory nor a run with journals on this host; "
+            "name NEMO_LENS_JOURNAL_DIR or the run's directory",
+            err=True,
+        )
+        sys.exit(2)
 
     def sink(meta: Mapping[str, object]) -> RecoveredSink:
         if otlp is not None:
@@ -76,7 +84,7 @@ def recover(
         exit_statuses=dict(map(_exit_status, exit_statuses)),
         assume_dead=assume_dead,
     )
-    _show(result, directories)
+    _show(result)
     sys.exit(1 if result.problems else 0)
 
 
@@ -117,10 +125,8 @@ def _own_directory(meta: Mapping[str, object], runs: Sequence[str]) -> Path:
     return named[0] if named else Path(str(own or "."))
 
 
-def _show(result: Recovered, directories: Sequence[Path]) -> None:
+def _show(result: Recovered) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    if not directories:
-        console.print("no directory of journals was found")
     for name, reason in result.processes.items():
         console.print(f"{name}: {reason}", markup=False)
     console.print(

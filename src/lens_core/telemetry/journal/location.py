@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from lens_core.incidents import incidents
+from lens_core.telemetry.journal.format import JOURNAL_SUFFIX
 
 __all__ = [
     "default_root",
@@ -81,9 +82,15 @@ def default_root() -> Path:
 
 
 def search_directories(run: str) -> list[Path]:
-    """Where journals of a run may be: ``run`` is a directory, or the id or name of a run."""
+    """Where journals of a run may be: ``run`` is a directory, or the id or name of a run.
+
+    A directory is searched with all below it, so that ``NEMO_LENS_JOURNAL_DIR`` itself can be named
+    as well as a run's directory in it.
+    """
     named = Path(run)
-    found = [named, named / "journal"] if named.is_dir() else []
+    found: list[Path] = []
+    if named.is_dir():
+        found = [named, *sorted({path.parent for path in named.rglob(f"*{JOURNAL_SUFFIX}")})]
     name = run_name(named.resolve().name if named.is_dir() else run)
     roots = [Path(os.environ.get("NEMO_LENS_JOURNAL_DIR", "") or os.devnull)]
     roots += [parent / f"lens-{os.getuid()}" for parent in (_MEMORY, Path(tempfile.gettempdir()))]
