@@ -7,12 +7,14 @@ A slot looks in a ``ContextVar`` first, so concurrent asyncio tasks do not overw
 then at a process-wide default, so plain threads and autograd's backward threads (which start with
 an empty context) see what the training loop set. Setting it inside an asyncio task leaves the
 default alone: which task was last says nothing about the thread that asks.
+
+There is no lock: a signal handler may ask while its thread is setting, and a forked child while a
+thread of its parent was. What is replaced is one attribute, by a new object each time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -24,14 +26,20 @@ __all__ = ["CarrierSlot", "SlotToken", "get_pp_trace_carrier", "set_pp_trace_car
 _Value = Mapping[str, str] | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Default:
+    """What the process holds; compared by identity, so that it says who set it."""
+
+    carrier: _Value
+
+
 @dataclass(frozen=True, slots=True)
 class SlotToken:
     """What :meth:`CarrierSlot.set` replaced; hand it to :meth:`CarrierSlot.reset`."""
 
     _local: Token[_Value]
-    _set: _Value
-    _previous_default: _Value
-    _touched_default: bool
+    _set: _Default | None
+    _previous: _Default
 
 
 class CarrierSlot:
@@ -39,39 +47,34 @@ class CarrierSlot:
 
     def __init__(self, name: str) -> None:
         self._local: ContextVar[_Value] = ContextVar(name)
-        self._lock = threading.Lock()
-        self._default: _Value = None
+        self._default = _Default(None)
 
     def set(self, carrier: Mapping[str, str] | None) -> SlotToken:
         """Store a copy of the carrier (or ``None``: no carrier); returns a token to undo it."""
         value: _Value = None if carrier is None else dict(carrier)
-        touched = not _in_asyncio_task()
-        with self._lock:
-            previous = self._default
-            if touched:
-                self._default = value
-        return SlotToken(self._local.set(value), value, previous, touched)
+        previous, default = self._default, None
+        if not _in_asyncio_task():
+            self._default = default = _Default(value)
+        return SlotToken(self._local.set(value), default, previous)
 
     def reset(self, token: SlotToken) -> None:
         """Restore what was there before the matching :meth:`set`.
 
         In another thread or task than that of the ``set``, only the process-wide default is
-        restored; and that only if nobody set it since.
+        restored; and that only if nobody set it since. A second time does nothing.
         """
-        with self._lock:
-            if token._touched_default and self._default is token._set:
-                self._default = token._previous_default
+        if token._set is not None and self._default is token._set:
+            self._default = token._previous
         try:
             self._local.reset(token._local)
-        except ValueError:
-            # The token was made in another context: nothing was set in this one.
+        except (ValueError, RuntimeError):
+            # The token was made in another context, where this one's value is another, or it was
+            # used before: there is nothing to restore.
             return
 
     def get(self) -> dict[str, str] | None:
         """A copy of the carrier of this task or thread, else of the process; else ``None``."""
-        with self._lock:
-            default = self._default
-        carrier = self._local.get(default)
+        carrier = self._local.get(self._default.carrier)
         return None if carrier is None else dict(carrier)
 
     @contextmanager

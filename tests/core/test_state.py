@@ -1,5 +1,8 @@
 import asyncio
 import contextvars
+import os
+import signal
+import sys
 import threading
 
 import pytest
@@ -67,6 +70,93 @@ def test_a_reset_does_not_undo_what_somebody_set_since(slot):
     in_thread(lambda: slot.set(carrier_for(2)))
     slot.reset(token)
     assert slot.get() == in_thread(slot.get) == carrier_for(2)
+
+
+def test_a_reset_does_not_undo_that_somebody_cleared_it_since(slot):
+    slot.set(carrier_for(1))
+    token = slot.set(None)
+    in_thread(lambda: slot.set(None))
+    slot.reset(token)
+    assert in_thread(slot.get) is None
+
+
+def test_a_second_reset_does_nothing(slot):
+    slot.set(carrier_for(1))
+    token = slot.set(carrier_for(2))
+    slot.reset(token)
+    slot.reset(token)
+    assert slot.get() == in_thread(slot.get) == carrier_for(1)
+
+
+def test_a_signal_handler_may_ask_and_set_at_any_moment(slot):
+    calls = 0
+
+    def interrupt(frame, event, argument):
+        # What a handler does that runs between two steps of the code below.
+        nonlocal calls
+        sys.settrace(None)
+        calls += 1
+        slot.reset(slot.set(slot.get()))
+        sys.settrace(interrupt)
+        return interrupt
+
+    previous = sys.gettrace()
+    thread = threading.Thread(target=lambda: _set_and_reset(slot, interrupt), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert sys.gettrace() is previous
+    assert calls > 10
+    assert slot.get() is None
+
+
+def _set_and_reset(slot, interrupt):
+    sys.settrace(interrupt)
+    try:
+        token = slot.set(carrier_for(1))
+        assert slot.get() == carrier_for(1)
+        slot.reset(token)
+    finally:
+        sys.settrace(None)
+
+
+def test_a_child_forked_in_the_middle_of_a_set_may_ask(slot):
+    slot.set(carrier_for(1))
+    forked = 0
+    while _fork_at_step(slot, forked + 1):
+        forked += 1
+    assert forked > 5
+
+
+def _fork_at_step(slot, step):
+    """Fork while another thread is at this step of a ``set``; whether it has so many."""
+    inside, leave = threading.Event(), threading.Event()
+    steps = 0
+
+    def stop(frame, event, argument):
+        nonlocal steps
+        steps += 1
+        if steps == step:
+            inside.set()
+            leave.wait(20)
+        return stop
+
+    def set_slowly():
+        sys.settrace(stop)
+        slot.set(carrier_for(1))
+        sys.settrace(None)
+        leave.wait(20)
+
+    thread = threading.Thread(target=set_slowly)
+    thread.start()
+    child = os.fork() if inside.wait(0.5) else -1
+    if child == 0:
+        signal.alarm(5)
+        os._exit(slot.get() != carrier_for(1))
+    leave.set()
+    thread.join(10)
+    assert child < 0 or os.waitpid(child, 0)[1] == 0
+    return child > 0
 
 
 def test_a_reset_in_another_thread_restores_the_default_only(slot):
