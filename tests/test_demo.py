@@ -17,6 +17,7 @@ pytest.importorskip("ray")
 pytest.importorskip("torch")
 
 from lens_contrib.demo.command import _report_hops
+from lens_contrib.demo.text import load_corpus
 
 LENS = Path(sys.executable).with_name("lens")
 STEPS, RANKS, MICROBATCHES = 10, 2, 4
@@ -37,7 +38,16 @@ def lens_demo(*arguments, cwd, **env):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    done = lens_demo(f"--ranks={RANKS}", f"--steps={STEPS}", cwd=folder, NEMO_LENS_RUN_ID="a run")
+    done = lens_demo(
+        f"--ranks={RANKS}",
+        f"--steps={STEPS}",
+        cwd=folder,
+        NEMO_LENS_RUN_ID="a run",
+        # As where a training job runs: other settings, another cluster.
+        NEMO_LENS_TRACES_ENABLED="0",
+        OTEL_TRACES_SAMPLER="always_off",
+        RAY_ADDRESS="192.0.2.1:6379",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done, folder / "runs" / "a_run"
 
@@ -146,7 +156,7 @@ def test_a_collector_gets_every_span_too(tmp_path):
 def test_an_existing_run_is_not_written_over(run):
     _, directory = run
     done = lens_demo(cwd=directory.parent.parent, NEMO_LENS_RUN_ID="a run")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "exists; set another NEMO_LENS_RUN_ID" in done.stderr
 
 
@@ -158,12 +168,36 @@ def test_an_existing_run_is_not_written_over(run):
         (["--text", "nonesuch.txt"], "does not exist"),
         (["--ranks", "1"], "not in the range"),
         (["--steps", "0"], "not in the range"),
+        (["--out", "short.txt"], "is a file"),
+        (["--out", "short.txt/runs"], "Not a directory; set another --out"),
+        (["--out", "/proc/runs"], "No such file or directory; set another --out"),
+        (["--out", "x" * 300], "File name too long; set another --out"),
+        (["--otlp", "not a url"], "is no URL such as http://127.0.0.1:4318"),
+        (["--otlp", "127.0.0.1:4318"], "is no URL such as http://127.0.0.1:4318"),
+        (["--otlp", "http://127.0.0.1:port"], "is no URL such as http://127.0.0.1:4318"),
     ],
 )
 def test_bad_arguments_are_one_clear_line(tmp_path, arguments, problem):
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe" * 5000)
-    done = lens_demo(*arguments, cwd=tmp_path)
+    done = lens_demo(*arguments, cwd=tmp_path, COLUMNS="1000")
     assert done.returncode == 2
     assert problem in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_PROPAGATORS", "baggage")]
+)
+def test_an_environment_in_which_no_hop_can_resolve_is_refused_at_once(tmp_path, variable, value):
+    done = lens_demo(cwd=tmp_path, **{variable: value})
+    assert done.returncode == 2
+    assert variable in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_is_read_up_to_a_length_that_every_process_can_hold(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("日b" * 2_500_000)
+    assert len(load_corpus(path).ids) == 4_000_000

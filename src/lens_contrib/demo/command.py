@@ -8,22 +8,37 @@ import sys
 import time
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import click
+from opentelemetry import trace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lens_contrib.demo.driver import DemoResult, run_demo
+from lens_contrib.demo.driver import DemoError, DemoResult, run_demo
 from lens_contrib.demo.training import TrainingPlan, broadcast_hops, point_to_point_hops
 from lens_contrib.timeline.hops import HopResolution, resolve_hops
 from lens_contrib.timeline.runs import Run, read_run
-from lens_core import NemoLensConfig, setup_telemetry
+from lens_core import NemoLensConfig, extract_context, setup_telemetry
+from lens_core.boundary import current_carrier
 from lens_core.telemetry.files import run_directory
 
 __all__ = ["demo"]
 
 _SHOWN_PROBLEMS: Final = 5
+
+
+def _otlp_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    try:
+        parts = urlsplit(value or "")
+        # The port is read for its own check.
+        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        known = False
+    if value is not None and (not known or value != "".join(value.split())):
+        raise click.BadParameter(f"{value!r} is no URL such as http://127.0.0.1:4318")
+    return value
 
 
 @click.command()
@@ -51,34 +66,47 @@ _SHOWN_PROBLEMS: Final = 5
 @click.option(
     "--text",
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="UTF-8 text to train on.  [default: the documentation topics inside CPython]",
+    help="UTF-8 text to train on, up to its 4,000,000th character.  "
+    "[default: the documentation topics inside CPython]",
 )
 @click.option(
     "--otlp",
     metavar="ENDPOINT",
+    callback=_otlp_url,
     help="Send the spans to this OTLP/HTTP collector as well, e.g. http://127.0.0.1:4318.",
 )
 def demo(ranks: int, steps: int, out: str, text: str | None, otlp: str | None) -> None:
     """Train a small character transformer over Ray, broadcast and point-to-point sends.
 
-    Every process writes its spans to an OTLP JSON Lines file in OUT/RUN_ID. At the end they are
-    read back: every receiver must point at exactly the span that sent to it, and the loss must
-    have fallen. Exit status 1 if not, 2 if the training could not run.
+    Every process writes its spans, each of them whatever OTEL_TRACES_SAMPLER says, to an OTLP JSON
+    Lines file in OUT/RUN_ID. At the end they are read back: every receiver must point at exactly
+    the span that sent to it, and the loss must have fallen. Exit status 1 if not, 2 if the training
+    could not run.
     """
     console = Console()
     started = time.monotonic()
     run_id = os.environ.get("NEMO_LENS_RUN_ID") or (
         time.strftime("demo-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     )
+    _require_that_contexts_are_carried()
     directory = run_directory(os.path.abspath(out), run_id)
-    if directory.exists():
-        raise click.ClickException(f"{directory} exists; set another NEMO_LENS_RUN_ID or --out")
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise DemoError(f"{directory} exists; set another NEMO_LENS_RUN_ID or --out") from None
+    except OSError as error:
+        raise DemoError(
+            f"{directory} cannot be made: {error.strerror}; set another --out"
+        ) from None
     # Through the environment, since that is where Ray's workers get their settings from.
     os.environ.update(
         NEMO_LENS_ENABLED="1",
+        NEMO_LENS_TRACES_ENABLED="1",
         NEMO_LENS_EXPORTER="file",
         NEMO_LENS_RUN_ID=run_id,
         NEMO_LENS_OUTPUT_DIR=os.path.abspath(out),
+        # Every hop is looked for at the end, so every span has to be there.
+        OTEL_TRACES_SAMPLER="always_on",
     )
     os.environ.setdefault("OTEL_SERVICE_NAME", "lens-demo")
     console.print(f"run [bold]{run_id}[/]: {ranks} stages, {steps} steps", highlight=False)
@@ -94,6 +122,19 @@ def demo(ranks: int, steps: int, out: str, text: str | None, otlp: str | None) -
     learned = _report_training(console, result)
     console.print(f"{time.monotonic() - started:.0f} s; files in {directory}", highlight=False)
     sys.exit(0 if resolved and learned else 1)
+
+
+def _require_that_contexts_are_carried() -> None:
+    """Refuse an environment in which no hop can resolve, before anything is trained."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        raise DemoError("OTEL_SDK_DISABLED=true: nothing would be recorded; unset it")
+    sent = trace.SpanContext(1, 1, is_remote=True, trace_flags=trace.TraceFlags(1))
+    carrier = current_carrier(trace.set_span_in_context(trace.NonRecordingSpan(sent)))
+    if trace.get_current_span(extract_context(carrier)).get_span_context() != sent:
+        raise DemoError(
+            f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS', '')!r} carries no trace "
+            "context; unset it, or add tracecontext"
+        )
 
 
 def _train(

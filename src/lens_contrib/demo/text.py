@@ -19,6 +19,8 @@ __all__ = ["Corpus", "TextError", "load_corpus"]
 
 #: Characters with ids of their own; the rest share one.
 _MAX_CHARACTERS: Final = 127
+#: What is read of a text: a process holds it as one number a character, and there are several.
+_MOST_CHARACTERS: Final = 4_000_000
 _UNKNOWN: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -62,7 +64,7 @@ def load_corpus(path: str | Path | None = None, *, at_least: int = 4096) -> Corp
     """The text of a file, or the documentation topics that ship with CPython (about 700 KB).
 
     Args:
-        path: A UTF-8 text file.
+        path: A UTF-8 text file; what is behind its 4,000,000th character is not used.
         at_least: Fewest characters that are of use.
 
     Raises:
@@ -73,7 +75,8 @@ def load_corpus(path: str | Path | None = None, *, at_least: int = 4096) -> Corp
     else:
         source = str(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            with Path(path).open(encoding="utf-8") as file:
+                text = file.read(_MOST_CHARACTERS)
         except OSError as error:
             raise TextError(f"{path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
