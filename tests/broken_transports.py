@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from opentelemetry import context as otel_context
 
-from lens_core.errors import FrameError
+from lens_core import inject_context
+from lens_core.errors import FrameError, MessageError
 from lens_core.frame import P2P_CAPACITY, Frame, decode_frame, encode_frame
 from lens_core.testing import TransportCase, damage_bytes
 from lens_core.transport import Received
@@ -21,6 +21,37 @@ class LosesNonAscii(BytesTransport):
 
     def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
         return super().inject(message, {k: v for k, v in carrier.items() if v.isascii()})
+
+
+class DropsTheUnsampled(BytesTransport):
+    """Law 1: takes a context that is not sampled for none."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        unsampled = carrier.get("traceparent", "").endswith("-00")
+        return super().inject(message, {} if unsampled else carrier)
+
+
+class LowersTheCase(BytesTransport):
+    """Law 1: treats values as if they were names."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        return super().inject(message, {k: v.lower() for k, v in carrier.items()})
+
+
+class SendsWhatIsCurrent(BytesTransport):
+    """Law 1: looks for a context by itself where it is given none."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        return super().inject(message, carrier or inject_context({}))
+
+
+class NeedsAContext(BytesTransport):
+    """Law 1: raises where there is nothing to send."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        if not carrier:
+            raise MessageError("nothing to inject")
+        return super().inject(message, carrier)
 
 
 class NeedsACarrier(BytesTransport):
@@ -37,6 +68,13 @@ class GrowsWhenTracing(BytesTransport):
 
     def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
         return super().inject(message, carrier) if carrier else message
+
+
+class GrowsWithTheMessage(BytesTransport):
+    """Law 4: sends messages of one shape in two sizes."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        return super().inject(message, carrier) + bytes(8 * (message[-1] % 2))
 
 
 class TrustsTheBytes(BytesTransport):
@@ -60,6 +98,31 @@ class RaisesOnBadBytes(BytesTransport):
     def extract(self, message: bytes) -> Received[bytes]:
         frame = decode_frame(message[PAYLOAD_BYTES:]) or Frame({})
         return Received(message[:PAYLOAD_BYTES], frame.carrier, truncated=frame.truncated)
+
+
+class RejectsInSilence(BytesTransport):
+    """Law 5: takes bad bytes for a message that nobody injected."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        return replace(super().extract(message), rejected=None)
+
+
+class FallsBackToWhatIsCurrent(BytesTransport):
+    """Law 5: takes the current context where it cannot read the sender's."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        received = super().extract(message)
+        if received.rejected is None:
+            return received
+        return Received(received.message, inject_context({}))
+
+
+class PrefersWhatIsCurrent(BytesTransport):
+    """Law 6: says that the sender is whoever is current where the message arrives."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        received = super().extract(message)
+        return replace(received, carrier=inject_context({})) if received.carrier else received
 
 
 class LinksToTheStepOwner(BytesTransport):
@@ -95,13 +158,50 @@ class SharesABuffer(BytesTransport):
 
     def __init__(self) -> None:
         self._buffer = bytearray(P2P_CAPACITY)
-        self._turn = threading.Event()
 
     def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
         self._buffer[:] = encode_frame(carrier, capacity=P2P_CAPACITY)
-        if threading.current_thread() is not threading.main_thread():
-            self._turn.wait(0.0005)  # any real work between writing and reading the buffer
         return message + bytes(self._buffer)
+
+
+class KeepsItInTheObject(BytesTransport):
+    """Law 7: hands the carrier from one line to the next by way of an attribute."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        self._carrier = carrier
+        return super().inject(message, self._carrier)
+
+
+class ReusesItsAnswer(BytesTransport):
+    """Law 7: gives every caller the same dict."""
+
+    def __init__(self) -> None:
+        self._carrier: dict[str, str] = {}
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        received = super().extract(message)
+        self._carrier.clear()
+        self._carrier.update(received.carrier)
+        return replace(received, carrier=self._carrier)
+
+
+class LeavesAContextWhereItInjects(BytesTransport):
+    """Law 8: attaches the same value in every inject and never detaches it."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        otel_context.attach(otel_context.set_value("left-over", 1))
+        return super().inject(message, carrier)
+
+
+class LeavesAContextOnBadBytes(BytesTransport):
+    """Law 8: forgets to detach on the way that is rarely taken."""
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        token = otel_context.attach(otel_context.set_value("left-over", object()))
+        received = super().extract(message)
+        if received.rejected is None:
+            otel_context.detach(token)
+        return received
 
 
 class LeavesItsContext(BytesTransport):
@@ -176,15 +276,31 @@ def _case(transport: BytesTransport) -> Callable[[], TransportCase]:
 #: (law that is broken, name of the breakage, how to make its case)
 BROKEN: list[tuple[str, str, Callable[[], TransportCase]]] = [
     ("round trip", "loses non-ASCII headers", _case(LosesNonAscii())),
+    ("round trip", "drops the unsampled", _case(DropsTheUnsampled())),
+    ("round trip", "lowers the case", _case(LowersTheCase())),
+    ("round trip", "sends what is current", _case(SendsWhatIsCurrent())),
+    ("round trip", "needs a context", _case(NeedsAContext())),
     ("uninjected", "needs a carrier", _case(NeedsACarrier())),
     ("not mutated", "mutates the message", _mutating_case),
     ("footprint", "grows when tracing", _case(GrowsWhenTracing())),
+    ("footprint", "grows with the message", _case(GrowsWithTheMessage())),
     ("bad bytes", "trusts the bytes", _case(TrustsTheBytes())),
     ("bad bytes", "raises on bad bytes", _case(RaisesOnBadBytes())),
+    ("bad bytes", "rejects in silence", _case(RejectsInSilence())),
+    ("bad bytes", "falls back to what is current", _case(FallsBackToWhatIsCurrent())),
     ("true sender", "links to the step's owner", _case(LinksToTheStepOwner())),
+    ("true sender", "prefers what is current", _case(PrefersWhatIsCurrent())),
     ("no cross-talk", "remembers the last carrier", _case(RemembersTheLast())),
     ("no cross-talk", "shares a buffer between threads", _case(SharesABuffer())),
+    ("no cross-talk", "keeps it in the object", _case(KeepsItInTheObject())),
+    ("no cross-talk", "reuses its answer", _case(ReusesItsAnswer())),
     ("context restored", "leaves its context attached", _case(LeavesItsContext())),
+    (
+        "context restored",
+        "leaves a context where it injects",
+        _case(LeavesAContextWhereItInjects()),
+    ),
+    ("context restored", "leaves a context on bad bytes", _case(LeavesAContextOnBadBytes())),
     ("cost when off", "works when off", _case(WorksWhenOff())),
     ("over capacity", "drops the trace first", _case(DropsTheTraceFirst())),
     ("over capacity", "truncates in silence", _case(TruncatesInSilence())),

@@ -21,7 +21,7 @@ FULL: Mapping[str, str] = {
 }
 
 #: Values as no W3C propagator would write them, but another one might.
-NON_ASCII: Mapping[str, str] = {**carrier_for(0xF1), "x-team": "équipe-日本-🚀"}
+NON_ASCII: Mapping[str, str] = {**carrier_for(0xF1), "x-team": "Équipe-日本-🚀"}
 
 
 def largest(carrier_bytes: int) -> dict[str, str]:
