@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from lens_core.errors import FrameError, MessageError
 from lens_core.frame import HEADER_BYTES, P2P_CAPACITY, decode_frame, encode_frame
-from lens_core.testing import TransportCase, damage_bytes
+from lens_core.testing import TransportCase, damage_bytes, process_hop
 from lens_core.transport import Received
 
 PAYLOAD_BYTES = 16
@@ -48,4 +48,5 @@ def bytes_case(transport: BytesTransport | None = None) -> TransportCase[bytes]:
         damage=_damage,
         carrier_bytes=P2P_CAPACITY - HEADER_BYTES - 16,
         calls_when_off=80,
+        hops={"another process": process_hop("tests.reference_transport:bytes_case")},
     )

@@ -1,6 +1,7 @@
 """The transports, a line each: the ten laws run over every one of them (``tests/test_laws.py``).
 
-To add a transport: its module in ``src/lens_contrib``, and a line in :data:`TRANSPORTS`.
+To add a transport: its module in ``src/lens_contrib``, with a function that makes its case, and a
+line in :data:`TRANSPORTS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The conformance kit: the laws of a transport as checks, for any test runner.
 
-In process: :func:`check` and :func:`check_all`. Over a real hop: :func:`plan`, then your hop, then
-:func:`check_records`. A broken law raises :class:`~lens_core.errors.ConformanceError`.
+In process: :func:`check` and :func:`check_all`. Over a real hop: :func:`plan`, then your hop or
+:func:`process_hop`, then :func:`check_records`. A broken law raises
+:class:`~lens_core.errors.ConformanceError`.
 """
 
 from lens_core.testing.cases import Hop, TransportCase
@@ -9,6 +10,7 @@ from lens_core.testing.damage import damage_bytes
 from lens_core.testing.hop_laws import HOP_LAWS, check_records, plan
 from lens_core.testing.hops import HopRecord, Parcel, Receiver, Sender, Sent, arrival, span_key
 from lens_core.testing.laws import LAWS, check, check_all
+from lens_core.testing.process_hop import process_hop
 
 __all__ = [
     "HOP_LAWS",
@@ -26,5 +28,6 @@ __all__ = [
     "check_records",
     "damage_bytes",
     "plan",
+    "process_hop",
     "span_key",
 ]

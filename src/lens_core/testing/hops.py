@@ -22,6 +22,7 @@ from lens_core.links import linked_span
 
 try:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 except ImportError as error:  # pragma: no cover - only without the extra
     raise MissingExtraError("opentelemetry-sdk", "sdk") from error
 
@@ -121,14 +122,19 @@ class Sender:
 
 
 class Receiver:
-    """The receiving end of a transport whose receivers link: opens the span that a user would."""
+    """The receiving end of a transport whose receivers link: opens the span that a user would.
+
+    Attributes:
+        tracer: Of a provider of its own, which records also what the sender did not sample.
+    """
 
     def __init__(self) -> None:
-        self._tracer = TracerProvider(shutdown_on_exit=False).get_tracer("lens_core.testing")
+        provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
+        self.tracer = provider.get_tracer("lens_core.testing")
 
     def open_span(self, carrier: Mapping[str, str] | None) -> tuple[tuple[str, ...], str]:
         """Links and parent of a span that is linked to this carrier."""
-        with linked_span(self._tracer, "receive", remote_carrier=carrier) as span:
+        with linked_span(self.tracer, "receive", remote_carrier=carrier) as span:
             return relations(span)
 
 
