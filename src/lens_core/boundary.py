@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import extract_context, inject_context
 from lens_core.errors import CarrierError, FrameError
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.links import CarrierStatus, linked_span
 from lens_core.semconv import LENS_CARRIER, LENS_TRANSPORT
 from lens_core.transport import Received, Transport
@@ -67,7 +67,7 @@ def current_carrier(context: Context | None = None) -> dict[str, str]:
     try:
         return inject_context(carrier, context)
     except Exception as error:  # noqa: BLE001 - a foreign propagator may raise anything
-        incidents.record("carrier.inject_failed", f"{type(error).__name__}: {error}")
+        incidents.record("carrier.inject_failed", describe(error))
         return {}
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from opentelemetry.trace import Span, Status, StatusCode
 
 from lens_core.attributes import redact_text
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.semconv import ERROR_TYPE
 
 __all__ = ["error_type", "is_ordinary_end", "one_line", "record_error"]
@@ -66,4 +66,4 @@ def record_error(span: Span, error: BaseException) -> None:
         span.set_attribute(ERROR_TYPE, kind)
         span.set_status(Status(StatusCode.ERROR, f"{kind}: {line}" if line else kind))
     except Exception as failure:  # noqa: BLE001 - a foreign span may raise anything
-        incidents.record("span.record_failed", f"{type(failure).__name__}: {failure}")
+        incidents.record("span.record_failed", describe(failure))

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 
 __all__ = ["ControlThread"]
 
@@ -45,8 +45,12 @@ class ControlThread:
         done = threading.Event()
 
         def task() -> None:
-            _guarded(action)
-            done.set()
+            try:
+                _guarded(action)
+            except BaseException as error:  # noqa: BLE001 - such as the panic of a Rust exporter
+                incidents.record("control.failed", describe(error))
+            finally:
+                done.set()
 
         self._tasks.put(task)
         return done.wait(timeout_s)
@@ -76,4 +80,4 @@ def _guarded(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:  # noqa: BLE001 - nothing may end this thread
-        incidents.record("control.failed", f"{type(error).__name__}: {error}")
+        incidents.record("control.failed", describe(error))

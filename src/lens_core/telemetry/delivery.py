@@ -28,7 +28,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from opentelemetry import context as otel_context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 
 __all__ = ["Delivery", "DeliveryCounts", "DeliverySettings", "Outcome", "Sink"]
 
@@ -214,11 +214,18 @@ class Delivery(Generic[T]):
         return self.counts.lost == 0 and self.counts.dropped == 0
 
     def close(self) -> None:
-        """Take nothing more, and end the thread; what is still queued is not sent."""
+        """Take nothing more, and end the thread; what is still queued is not sent.
+
+        Never raises; waits as long as the sink does.
+        """
         self._closed = True
         self._wake.put(None)
-        if not self._busy:
+        if self._busy:
+            return
+        try:
             self._sink.close()
+        except Exception as error:  # noqa: BLE001 - an exporter may raise anything
+            incidents.record(f"{self.signal}.close_failed", describe(error))
 
     def _wait(self, deadline: float) -> bool:
         if self._thread is None or not self._thread.is_alive():
@@ -238,7 +245,7 @@ class Delivery(Generic[T]):
                     self._kept([item])
                 return
         except Exception as error:  # noqa: BLE001 - the training thread must not see it
-            incidents.record(f"{self.signal}.export_failed", f"{type(error).__name__}: {error}")
+            incidents.record(f"{self.signal}.export_failed", describe(error))
         self._give_up([item])
 
     def _start(self) -> None:
@@ -364,7 +371,12 @@ class Delivery(Generic[T]):
         try:
             outcome = self._sink.send(batch, timeout_s)
         except Exception as error:  # noqa: BLE001 - an exporter may raise anything
-            return Outcome.REFUSED, f"{type(error).__name__}: {error}"
+            return Outcome.REFUSED, describe(error)
+        except BaseException as error:
+            # Such as the panic of a Rust exporter. On the caller's thread it may be an interrupt.
+            if threading.current_thread() is not self._thread:
+                raise
+            return Outcome.REFUSED, describe(error)
         return outcome, f"the exporter answered {outcome.value!r}"
 
     def _give_up(self, batch: Sequence[T]) -> None:
@@ -374,10 +386,15 @@ class Delivery(Generic[T]):
             if self._kept is not None:
                 self._kept(batch)
         except Exception as error:  # noqa: BLE001 - nothing may end this thread
+            if len(batch) > 1 and not isinstance(error, OSError):
+                # One record that no file can hold must not take the others with it.
+                for item in batch:
+                    self._give_up([item])
+                return
             self.counts.lost += len(batch)
             incidents.record(
                 f"{self.signal}.lost",
                 f"{len(batch)} {self.signal} could be neither sent nor written to a file: "
-                f"{type(error).__name__}: {error}",
+                f"{describe(error)}",
                 todo="Check NEMO_LENS_OUTPUT_DIR.",
             )

@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from lens_core.errors import MissingExtraError
 from lens_core.telemetry.delivery import Delivery, DeliverySettings, Outcome, Sink
 from lens_core.telemetry.files import FileSink, LineFile
 from lens_core.telemetry.otlp_http import HttpSink
@@ -140,7 +141,8 @@ class SpanExporterSink:
     def send(self, batch: Sequence[ReadableSpan], timeout_s: float) -> Outcome:
         """Export one batch."""
         result = self._exporter.export(batch)
-        return Outcome.SENT if result is SpanExportResult.SUCCESS else Outcome.RETRY
+        # An exporter that forgets to answer has sent: to repeat would send all of it again.
+        return Outcome.RETRY if result is SpanExportResult.FAILURE else Outcome.SENT
 
     def close(self) -> None:
         """Shut the exporter down."""
@@ -173,7 +175,10 @@ def otlp_sink(
     settings = read_otlp_settings(signal.otlp_name, environ=environ, endpoint=endpoint)
     if settings.protocol == "grpc":
         # Heavy to import, and its threads do not like forks: only where it was asked for.
-        from lens_core.telemetry.otlp_grpc import GrpcSink
+        try:
+            from lens_core.telemetry.otlp_grpc import GrpcSink
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(error.name or "grpc", "sdk") from error
 
         return GrpcSink(settings, signal.to_protobuf)
     if settings.protocol == "http/json":

@@ -15,6 +15,7 @@ from lens_core.telemetry.run_identity import RunIdentity
 __all__ = ["TelemetryHandle", "current_telemetry", "set_current_telemetry"]
 
 _SCOPE: Final = "lens_core"
+_MAX_SHUTDOWN_S: Final = 86_400.0
 
 
 class TelemetryHandle:
@@ -64,14 +65,17 @@ class TelemetryHandle:
     def shutdown(self, timeout_s: float = 5.0) -> bool:
         """End open spans, send what is left, and take telemetry down, within the deadline.
 
-        Never raises; a second call does nothing. Telemetry may be set up again afterwards.
+        Never raises; a second call does nothing. Telemetry may be set up again afterwards. An
+        interrupt (Ctrl-C) ends the wait: what is left is written to the spill file at once.
 
         Args:
-            timeout_s: Deadline for all of it.
+            timeout_s: Deadline for all of it; a day at most.
 
         Returns:
             Whether everything was sent.
         """
+        # What is no number, or more than clocks can wait for, is bounded rather than refused here.
+        timeout_s = min(max(0.0, timeout_s), _MAX_SHUTDOWN_S)
         action, self._on_shutdown = self._on_shutdown, None
         if _current.handle is self:
             _current.handle = None

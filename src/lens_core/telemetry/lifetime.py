@@ -31,6 +31,8 @@ _log = logging.getLogger("lens_core")
 
 #: Share of a deadline for ending spans and collecting metrics; the rest is for sending.
 _PREPARE_SHARE = 0.4
+#: Least time that exporters get to shut down, also where sending used up the deadline.
+_CLOSE_S = 0.2
 
 
 class AnyDelivery(Protocol):
@@ -124,24 +126,35 @@ class Lifetime:
                 return True
             self._stopped = True
         deadline = time.monotonic() + timeout_s
-        if self._release is not None:
-            self._release()
+        complete = False
+        try:
+            if self._release is not None:
+                self._release()
 
-        def prepare() -> None:
-            self._pipeline.truncate(reason)
-            self._meters.shut_down()
+            def prepare() -> None:
+                self._pipeline.truncate(reason)
+                self._meters.shut_down()
 
-        # Not on this thread: it may be a signal handler's, and hold the lock of a span.
-        self.control.run(prepare, timeout_s * _PREPARE_SHARE)
-        complete = self._settle(deadline)
-        left_s = max(0.0, deadline - time.monotonic())
-        self.control.run(self._pipeline.shutdown, min(left_s, timeout_s * (1 - _PREPARE_SHARE)))
+            # Not on this thread: it may be a signal handler's, and hold the lock of a span.
+            self.control.run(prepare, timeout_s * _PREPARE_SHARE)
+            complete = self._settle(deadline)
+            left_s = max(0.0, deadline - time.monotonic())
+            self.control.run(self._pipeline.shutdown, min(left_s, timeout_s * (1 - _PREPARE_SHARE)))
+            # An exporter may take its time to shut down.
+            self.control.run(self._close, max(_CLOSE_S, deadline - time.monotonic()))
+        except BaseException:
+            # An impatient interrupt: what is not sent yet goes to the file at once.
+            self._settle(time.monotonic())
+            raise
+        finally:
+            self.control.stop()
+            self._unwatch()
+            self._report()
+        return complete and self._spill_file.path is None
+
+    def _close(self) -> None:
         for delivery in self._deliveries:
             delivery.close()
-        self.control.stop()
-        self._unwatch()
-        self._report()
-        return complete and self._spill_file.path is None
 
     def counts(self) -> Mapping[str, int]:
         """What became of spans, metrics and logs so far, such as ``spans.sent``."""

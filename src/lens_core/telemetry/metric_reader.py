@@ -34,7 +34,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.delivery import Delivery
 from lens_core.telemetry.resources import child_resource
 
@@ -110,7 +110,7 @@ class DeliveryMetricReader(MetricReader):
         try:
             self.collect()
         except Exception as error:  # noqa: BLE001 - a user's callback may raise anything
-            incidents.record("metrics.collect_failed", f"{type(error).__name__}: {error}")
+            incidents.record("metrics.collect_failed", describe(error))
 
     def _receive_metrics(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object

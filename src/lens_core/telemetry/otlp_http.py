@@ -18,7 +18,7 @@ import requests
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.delivery import Outcome
 from lens_core.telemetry.otlp_settings import OtlpSettings
 
@@ -58,7 +58,7 @@ class HttpSink(Generic[T]):
         except requests.RequestException as error:
             incidents.record(
                 "otlp.unreachable",
-                f"{self._settings.endpoint}: {type(error).__name__}: {error}",
+                f"{self._settings.endpoint}: {describe(error)}",
                 todo="Check OTEL_EXPORTER_OTLP_ENDPOINT from this host with curl.",
             )
             return Outcome.RETRY

@@ -12,18 +12,22 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.semconv import NEMO_SPAN_TRUNCATED, NEMO_SPAN_TRUNCATED_REASON
 from lens_core.telemetry.delivery import Delivery
 from lens_core.telemetry.resources import child_resource
 
 __all__ = ["SpanAttachment", "SpanPipeline"]
+
+#: How long the application's own shutdown waits for us: as long as ours would.
+_SHUTDOWN_MS: Final = 5000
 
 
 class SpanPipeline(SpanProcessor):
@@ -85,7 +89,10 @@ class SpanPipeline(SpanProcessor):
         if self._attributes:
             span.set_attributes(self._attributes)
         for processor in self._processors:
-            processor.on_start(span, parent_context)
+            try:
+                processor.on_start(span, parent_context)
+            except Exception as error:  # noqa: BLE001 - the user's code must not see it
+                incidents.record("processor.failed", describe(error))
 
     def on_end(self, span: ReadableSpan) -> None:
         """Deliver the span, if it was started here and is sampled."""
@@ -93,7 +100,10 @@ class SpanPipeline(SpanProcessor):
         if context is None or self._open.pop(context.span_id, None) is None:
             return
         for processor in self._processors:
-            processor.on_end(span)
+            try:
+                processor.on_end(span)
+            except Exception as error:  # noqa: BLE001 - the span is delivered all the same
+                incidents.record("processor.failed", describe(error))
         if not context.trace_flags.sampled:
             return
         if self._overlay is not None:
@@ -132,7 +142,7 @@ class SpanPipeline(SpanProcessor):
                 setattr(span, "end", _end_again)  # noqa: B010 - assigning a method, on purpose
                 count += 1
             except Exception as error:  # noqa: BLE001 - one span must not keep the others open
-                incidents.record("span.truncate_failed", f"{type(error).__name__}: {error}")
+                incidents.record("span.truncate_failed", describe(error))
         return count
 
     def shutdown(self) -> None:
@@ -141,7 +151,7 @@ class SpanPipeline(SpanProcessor):
             try:
                 processor.shutdown()
             except Exception as error:  # noqa: BLE001 - one processor must not stop the others
-                incidents.record("processor.shutdown_failed", f"{type(error).__name__}: {error}")
+                incidents.record("processor.shutdown_failed", describe(error))
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Send all that has ended so far; whether that was done in time."""
@@ -149,7 +159,12 @@ class SpanPipeline(SpanProcessor):
         done = True
         for processor in self._processors:
             left_s = max(0.0, deadline - time.monotonic())
-            done = processor.force_flush(int(left_s * 1e3)) and done
+            try:
+                # A processor that forgets to answer is taken as done, as the SDK takes it.
+                done = processor.force_flush(int(left_s * 1e3)) is not False and done
+            except Exception as error:  # noqa: BLE001 - the deliveries come after it
+                incidents.record("processor.failed", describe(error))
+                done = False
         for delivery in self._deliveries:
             done = delivery.flush(max(0.0, deadline - time.monotonic())) and done
         return done
@@ -177,7 +192,7 @@ class SpanAttachment(SpanProcessor):
 
     def shutdown(self) -> None:
         """The application shuts its provider down: deliver what has ended so far."""
-        self.force_flush()
+        self.force_flush(_SHUTDOWN_MS)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Pass on to the pipeline of the current set-up."""
