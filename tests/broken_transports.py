@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,7 +10,8 @@ from dataclasses import replace
 from opentelemetry import context as otel_context
 
 from lens_core import inject_context
-from lens_core.errors import FrameError, MessageError
+from lens_core.carrier import check_carrier
+from lens_core.errors import CarrierError, FrameError, MessageError
 from lens_core.frame import P2P_CAPACITY, Frame, decode_frame, encode_frame
 from lens_core.testing import TransportCase, damage_bytes
 from lens_core.transport import Received
@@ -98,6 +100,20 @@ class RaisesOnBadBytes(BytesTransport):
     def extract(self, message: bytes) -> Received[bytes]:
         frame = decode_frame(message[PAYLOAD_BYTES:]) or Frame({})
         return Received(message[:PAYLOAD_BYTES], frame.carrier, truncated=frame.truncated)
+
+
+class HasNoChecksum(BytesTransport):
+    """Law 5: checks that it can read the bytes, not that they are the ones that were sent."""
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        return message + json.dumps(carrier).encode().ljust(P2P_CAPACITY)
+
+    def extract(self, message: bytes) -> Received[bytes]:
+        payload, tail = message[:PAYLOAD_BYTES], message[PAYLOAD_BYTES:]
+        try:
+            return Received(payload, check_carrier(json.loads(tail or b"{}")))
+        except (ValueError, CarrierError) as error:
+            return Received(payload, rejected=str(error))
 
 
 class RejectsInSilence(BytesTransport):
@@ -286,6 +302,7 @@ BROKEN: list[tuple[str, str, Callable[[], TransportCase]]] = [
     ("footprint", "grows with the message", _case(GrowsWithTheMessage())),
     ("bad bytes", "trusts the bytes", _case(TrustsTheBytes())),
     ("bad bytes", "raises on bad bytes", _case(RaisesOnBadBytes())),
+    ("bad bytes", "has no checksum", _case(HasNoChecksum())),
     ("bad bytes", "rejects in silence", _case(RejectsInSilence())),
     ("bad bytes", "falls back to what is current", _case(FallsBackToWhatIsCurrent())),
     ("true sender", "links to the step's owner", _case(LinksToTheStepOwner())),

@@ -16,6 +16,13 @@ def _flip_bits(data: bytearray, rng: random.Random) -> None:
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
 
+def _flip_one_bit_that_counts(data: bytearray, rng: random.Random) -> None:
+    # Not in the padding, and often the lowest: it makes another digit of a digit, so that only a
+    # checksum can tell.
+    used = len(data.rstrip(data[-1:])) or len(data)
+    data[rng.randrange(used)] ^= 1 << rng.choice((0, 0, rng.randrange(8)))
+
+
 def _random_bytes(data: bytearray, rng: random.Random) -> None:
     data[:] = rng.randbytes(len(data))
 
@@ -44,6 +51,7 @@ def _float_activations(data: bytearray, rng: random.Random) -> None:
 
 _KINDS: Final[Sequence[Callable[[bytearray, random.Random], None]]] = (
     _flip_bits,
+    _flip_one_bit_that_counts,
     _random_bytes,
     _random_tail,
     _zero_run,
