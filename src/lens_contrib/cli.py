@@ -1,7 +1,7 @@
 """The command ``lens``: each subcommand lives in the module that it belongs to.
 
 A subcommand's module is imported only when it is run or its help is shown, so that ``lens recover``
-on a login node needs neither torch nor Ray.
+on a login node needs neither torch nor Ray. One that lacks a dependency says so in its place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(module), attribute)
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            missing = error.name or "a dependency"
+            if missing.partition(".")[0] in ("lens_core", "lens_contrib"):
+                raise
+            return _unavailable(cmd_name, MissingExtraError(missing, "all"))
+        except MissingExtraError as error:
+            return _unavailable(cmd_name, error)
         if not isinstance(command, click.Command):
             raise TypeError(f"{module}:{attribute} is not a click command")
         return command
@@ -53,6 +61,21 @@ class _LazyGroup(click.Group):
             # What the caller did wrong is one line, not a traceback.
             click.echo(f"lens: {error}", err=True)
             ctx.exit(2)
+
+
+def _unavailable(name: str, missing: MissingExtraError) -> click.Command:
+    """What stands for a command that cannot be imported: it takes any arguments, and says why."""
+
+    def refuse() -> None:
+        raise missing
+
+    return click.Command(
+        name,
+        callback=refuse,
+        short_help=f"(needs {missing.module}, which is not installed)",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
