@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.carrier import extract_context, inject_context
+from lens_core.carrier import inject_context, read_carrier
 from lens_core.errors import CarrierError, FrameError
 from lens_core.incidents import describe, incidents
 from lens_core.links import CarrierStatus, linked_span
@@ -120,9 +120,11 @@ def receive(transport: Transport[M], message: M) -> Inbound[M]:
             f"{transport.name}: the sender left out headers that did not fit",
             todo="Send less baggage; the trace itself is complete.",
         )
-    context = extract_context(received.carrier)
+    context, refused = read_carrier(received.carrier)
     if not context:
-        return Inbound(received.message, {}, CarrierStatus.REJECTED, context)
+        # Headers that no propagator here reads are as good as none.
+        status = CarrierStatus.REJECTED if refused else CarrierStatus.ABSENT
+        return Inbound(received.message, {}, status, context)
     return Inbound(received.message, received.carrier, CarrierStatus.OK, context)
 
 

@@ -74,6 +74,14 @@ def test_absent_and_rejected_are_told_apart_on_the_span(recording, relation):
     assert all(span.parent is None and span.links == () for span in recording.spans)
 
 
+def test_headers_that_nobody_here_reads_are_as_good_as_none():
+    before = incidents.count("carrier.rejected")
+    arrived = receive(TRANSPORT, TRANSPORT.inject(PAYLOAD, {"x-team": "a"}))
+    assert arrived.status is CarrierStatus.ABSENT
+    assert arrived.carrier == {}
+    assert incidents.count("carrier.rejected") == before
+
+
 def test_a_child_without_a_carrier_is_a_child_of_the_local_span(recording):
     with recording.tracer.start_as_current_span("local") as local:
         with inbound(TRANSPORT, PAYLOAD, "x", tracer=recording.tracer, relation="child"):
