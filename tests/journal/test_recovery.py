@@ -1,5 +1,6 @@
 """Recovery: each span once, the living left alone, the torn and the foreign passed over."""
 
+import dataclasses
 import fcntl
 import os
 import shutil
@@ -250,10 +251,8 @@ def test_hang_is_the_reason_where_nothing_else_is_known(tmp_path):
     kill(run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()"))
     (family,) = find_families(tmp_path / "journals" / "run")
     image = read_journal(family.journal)
-    beat = type(image.beat)(
-        image.beat.activity_ns + 61_000_000_000, image.beat.activity_ns, 1, 0, 0
-    )
-    image.beat = beat
+    late_ns = image.beat.activity_ns + 61_000_000_000
+    image.beat = dataclasses.replace(image.beat, time_ns=late_ns)
     assert death_reason(image, Liveness.DEAD, stacks=family.stacks) == "hang"
     assert death_reason(image, Liveness.DEAD, stacks=family.stacks, exit_status=-6) == "sigabrt"
 
