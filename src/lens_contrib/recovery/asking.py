@@ -48,7 +48,11 @@ def ask_for_stacks(directories: Iterable[Path], *, timeout_s: float = 2.0) -> li
     """
     asked: list[tuple[Family, JournalImage]] = []
     for directory in directories:
-        for family in find_families(directory):
+        try:
+            families = find_families(directory)
+        except OSError:
+            continue  # not ours to look into
+        for family in families:
             try:
                 image = read_journal(family.journal)
             except (OSError, JournalError):

@@ -27,6 +27,7 @@ from lens_core.semconv import (
 from lens_core.telemetry.journal.death import death_reason
 from lens_core.telemetry.journal.families import Family, find_families
 from lens_core.telemetry.journal.liveness import Liveness, is_alive
+from lens_core.telemetry.journal.opening import read_regular_text
 from lens_core.telemetry.journal.reader import JournalError, read_journal
 
 __all__ = ["OpenProcess", "OpenSpan", "Snapshot", "take_snapshot"]
@@ -35,6 +36,10 @@ __all__ = ["OpenProcess", "OpenSpan", "Snapshot", "take_snapshot"]
 _SILENT_NS: Final = 10_000_000_000
 #: A process that died this long before the others did so while they went on.
 _EARLIER_NS: Final = 1_500_000_000
+
+
+#: Each rank is a node of a graph; a size beyond this is no size.
+_MAX_RANKS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,12 @@ def take_snapshot(directories: Iterable[Path]) -> Snapshot:
     found: list[_Found] = []
     problems: list[str] = []
     for directory in directories:
-        for family in find_families(directory):
+        try:
+            families = find_families(directory)
+        except OSError as error:
+            problems.append(f"{directory}: {error.strerror or error}")
+            continue
+        for family in families:
             if family.journal.exists():
                 try:
                     found.append(_from_journal(family))
@@ -145,11 +155,11 @@ def take_snapshot(directories: Iterable[Path]) -> Snapshot:
     processes = [item.process for item in found]
     processes.sort(key=lambda process: (process.rank is None, process.rank or 0, process.name))
     _name_apart(processes)
-    sizes = [process.resource.get(NV_DL_WORLD_SIZE) for process in processes]
+    sizes = [_integer(process.resource.get(NV_DL_WORLD_SIZE)) for process in processes]
     return Snapshot(
         now_ns,
         processes,
-        max((size for size in sizes if isinstance(size, int)), default=None),
+        max((size for size in sizes if size is not None and size <= _MAX_RANKS), default=None),
         any(item.liveness is Liveness.ALIVE for item in found),
         problems,
     )
@@ -194,7 +204,7 @@ def _from_journal(family: Family) -> _Found:
 def _latest_stacks(family: Family, own: str, own_ns: int) -> str:
     """What faulthandler wrote, if that is later than what the process wrote itself."""
     try:
-        written = family.stacks.read_text(errors="replace")
+        written = read_regular_text(family.stacks)
         written_ns = family.stacks.stat().st_mtime_ns
     except OSError:
         return own

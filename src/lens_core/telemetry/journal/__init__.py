@@ -24,6 +24,7 @@ yet exported needs no second copy, and each fact is encoded once.
 ``process``    which process wrote a journal
 ``location``   where journals are
 ``reader``     journals of other processes, alive or dead
+``opening``    opens them, unless somebody put something else there
 ``liveness``   whether the process that wrote a journal is still there
 ``recovery``   journals of dead processes as ordinary telemetry
 =============  ================================================================================

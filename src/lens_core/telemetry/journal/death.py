@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from lens_core.telemetry.journal.liveness import Liveness
-from lens_core.telemetry.journal.process import oom_kills
+from lens_core.telemetry.journal.opening import read_regular_text
+from lens_core.telemetry.journal.process import boot_id, oom_kills
 from lens_core.telemetry.journal.reader import JournalImage
 
 __all__ = ["death_reason"]
@@ -56,7 +57,7 @@ def death_reason(
         except ValueError:
             return "unknown"
     try:
-        written = stacks.read_text(errors="replace")
+        written = read_regular_text(stacks)
     except OSError:
         written = ""
     for text, reason in _FATAL:
@@ -71,6 +72,8 @@ def death_reason(
 
 def _oom_killed(image: JournalImage) -> bool:
     """Whether a process of its cgroup was killed for want of memory since its last sign of life."""
+    if image.process.boot_id != boot_id():
+        return False  # the counter of that name is here another one
     before = image.process.oom_kills if image.beat is None else image.beat.oom_kills
     now = oom_kills(image.process.cgroup_events)
     return now is not None and now > before

@@ -21,6 +21,7 @@ from lens_core.telemetry.journal.format import (
 )
 from lens_core.telemetry.journal.images import SpanImage
 from lens_core.telemetry.journal.liveness import Liveness, is_alive
+from lens_core.telemetry.journal.opening import open_regular
 from lens_core.telemetry.journal.reader import JournalImage, read_journal
 from lens_core.telemetry.journal.spill import SPILL_SUFFIX, SpillReader
 
@@ -96,20 +97,21 @@ class Family:
 
         False where somebody else is doing that, or has done it.
         """
-        path = self.journal if self.journal.exists() else self.spills[0]
+        # Without spill files and with a journal that is gone, somebody else has recovered it.
+        path = self.spills[0] if self.spills and not self.journal.exists() else self.journal
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            file = open_regular(path)
         except OSError:
             yield False
             return
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
             # It may have been recovered between the listing and the lock.
-            yield os.fstat(descriptor).st_nlink > 0
-        except BlockingIOError:
-            yield False
-        finally:
-            os.close(descriptor)
+            yield os.fstat(file.fileno()).st_nlink > 0
 
     def read(self) -> Left:
         """All spans that nobody has delivered.

@@ -81,10 +81,14 @@ def decode_scope(payload: bytes) -> tuple[int, Sequence[object]]:
     Raises:
         ValueError: the payload is not of this form.
     """
-    index, scope = _unpack(payload)
+    content = _unpack(payload)
+    if not isinstance(content, list) or len(content) != 2:
+        raise ValueError("not an instrumentation scope")
+    index, scope = content
     if not isinstance(index, int) or not isinstance(scope, list) or len(scope) != 4:
         raise ValueError("not an instrumentation scope")
-    return index, scope
+    name, version, schema_url, attributes = scope
+    return index, (name, version, schema_url, _attributes(attributes))
 
 
 def decode_span(
@@ -107,16 +111,20 @@ def decode_span(
             elif image is None:
                 raise ValueError("no start of a span")
             elif kind == Kind.ATTRIBUTES:
-                image.attributes.update(content)
+                image.attributes.update(_attributes(content))
             elif kind == Kind.EVENT:
                 name, time_ns, attributes = content
-                image.events.append((name, time_ns, attributes or {}))
+                image.events.append((_text(name), _unsigned(time_ns), _attributes(attributes)))
             elif kind == Kind.LINK:
-                image.links.append(content)
+                image.links.append(_decode_link(content))
             elif kind == Kind.NAME:
-                image.name = content
+                image.name = _text(content)
             elif kind == Kind.STATUS:
-                image.status = (content[0], content[1])
+                code, description = content
+                image.status = (
+                    StatusCode(code).value,
+                    None if description is None else _text(description),
+                )
         except (TypeError, KeyError, IndexError) as error:
             raise ValueError(f"a record of kind {kind} is not of its form: {error}") from error
     if image is None:
@@ -191,29 +199,61 @@ def _decode_start(content: Any, scopes: Mapping[int, Sequence[object]]) -> SpanI
     trace_id, span_id, parent, flags, state, name, kind, start_ns, attributes, links, scope = (
         content
     )
-    numbers = (span_id, parent, flags, kind, start_ns, scope)
-    if (
-        not all(isinstance(number, int) for number in numbers)
-        or not isinstance(trace_id, bytes)
-        or len(trace_id) != 16
-        or not isinstance(attributes, dict)
-    ):
-        raise ValueError("not the start of a span")
+    flags = _unsigned(flags)
     return SpanImage(
-        trace_id=int.from_bytes(trace_id, "big"),
-        span_id=span_id,
-        parent_span_id=parent,
+        trace_id=_trace_id(trace_id),
+        span_id=_unsigned(span_id),
+        parent_span_id=_unsigned(parent),
         parent_is_remote=bool(flags & IS_REMOTE),
         trace_flags=flags & 0xFF,
         trace_state=str(state),
         name=str(name),
-        kind=kind,
-        start_ns=start_ns,
-        attributes=attributes,
-        links=list(links or ()),
-        scope=scopes.get(scope, ("", None, None, None)),
+        kind=SpanKind(kind).value,
+        start_ns=_unsigned(start_ns),
+        attributes=_attributes(attributes),
+        links=[_decode_link(link) for link in links or ()],
+        scope=scopes.get(_unsigned(scope), ("", None, None, None)),
     )
 
 
+def _decode_link(content: Any) -> Sequence[object]:
+    trace_id, span_id, flags, state, attributes = content
+    _trace_id(trace_id)
+    return trace_id, _unsigned(span_id), _unsigned(flags), str(state), _attributes(attributes)
+
+
+# What is read may come from anybody: each value is looked at before it is believed, so that one
+# span which is not of its form costs that span, and not all spans of its process.
+
+
+def _attributes(content: object) -> dict[str, object]:
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError("not attributes")
+    return {str(name): value for name, value in content.items()}
+
+
+def _trace_id(content: object) -> int:
+    if not isinstance(content, bytes) or len(content) != 16:
+        raise ValueError("not a trace id")
+    return int.from_bytes(content, "big")
+
+
+def _unsigned(content: object) -> int:
+    if not isinstance(content, int) or not 0 <= content < 2**64:
+        raise ValueError(f"{content!r:.40} is not an unsigned integer of 64 bits")
+    return content
+
+
+def _text(content: object) -> str:
+    if not isinstance(content, str):
+        raise ValueError(f"{content!r:.40} is not text")
+    return content
+
+
 def _unpack(payload: bytes) -> Any:
-    return msgpack.unpackb(payload, unicode_errors="surrogatepass", strict_map_key=False)
+    try:
+        return msgpack.unpackb(payload, unicode_errors="surrogatepass", strict_map_key=False)
+    except TypeError as error:  # a key that cannot be one
+        raise ValueError(str(error)) from error

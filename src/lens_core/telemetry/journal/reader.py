@@ -29,6 +29,7 @@ from lens_core.telemetry.journal.format import (
     records,
 )
 from lens_core.telemetry.journal.images import SpanImage, decode_scope, decode_span
+from lens_core.telemetry.journal.opening import open_regular
 from lens_core.telemetry.journal.process import ProcessIdentity
 
 __all__ = ["Beat", "JournalError", "JournalImage", "parse_journal", "read_journal"]
@@ -114,7 +115,7 @@ def read_journal(path: Path) -> JournalImage:
         OSError: it cannot be read.
         JournalError: it is no journal.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return parse_journal(path, file.read(_MAX_BYTES))
 
 

@@ -32,6 +32,7 @@ from lens_core.telemetry.journal.families import (
 )
 from lens_core.telemetry.journal.images import SpanImage, to_readable_span
 from lens_core.telemetry.journal.liveness import Liveness
+from lens_core.telemetry.journal.opening import open_regular, read_regular_text
 from lens_core.telemetry.journal.process import boot_id
 from lens_core.telemetry.journal.reader import JournalImage
 from lens_core.telemetry.otlp_json import encode_spans, to_line
@@ -66,8 +67,14 @@ class DirectorySink:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"recovered-{name}.jsonl"
         part = path.with_suffix(".part")
+        # A recovery that was killed while it deleted the journal and the files beside it has
+        # written all of this process, of which only a part is still there to be read.
+        there = _ids_in(path, {format(_span_id(span), "016x") for span in spans})
+        spans = [span for span in spans if _span_id(span) not in there]
+        before = path.read_bytes() if path.is_file() else b""
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
+            file.write(before)
             for at in range(0, len(spans), _SPANS_PER_LINE):
                 file.write(to_line(encode_spans(spans[at : at + _SPANS_PER_LINE])))
             file.flush()
@@ -128,6 +135,8 @@ def recover(
                 _recover_one(family, sink, exit_statuses or {}, assume_dead, result)
             except (OSError, ValueError) as error:
                 result.problems.append(f"{family.journal}: {error}")
+            except Exception as error:  # noqa: BLE001 - of one process; the others are recovered
+                result.problems.append(f"{family.journal}: {type(error).__name__}: {error}")
     return result
 
 
@@ -209,7 +218,7 @@ def _truncate(span: SpanImage, reason: str, end_ns: int, stacks: str) -> None:
 def _stacks(family: Family, left: Left) -> str:
     """The latest stacks of the process: of its fatal signal, or else of when nothing moved."""
     try:
-        written = family.stacks.read_text(errors="replace")
+        written = read_regular_text(family.stacks)
     except OSError:
         written = ""
     if not written and left.journal is not None:
@@ -239,6 +248,11 @@ def _set_aside(family: Family) -> None:
     family.stacks.unlink(missing_ok=True)
 
 
+def _span_id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    return context.span_id if context is not None else 0
+
+
 def _delivered(left: Left) -> set[int]:
     """Which of these spans stand in a file that the process itself wrote, by id."""
     directory = left.meta.get("output_dir")
@@ -256,7 +270,7 @@ def _delivered(left: Left) -> set[int]:
 def _ids_in(path: Path, wanted: set[str]) -> set[int]:
     found: set[int] = set()
     try:
-        with path.open("rb") as lines:
+        with open_regular(path) as lines:
             for line in lines:
                 # The last line may be one that the process was killed in the middle of.
                 if line.endswith(b"\n"):

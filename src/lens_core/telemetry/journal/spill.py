@@ -15,11 +15,12 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgpack
 
 from lens_core.telemetry.journal.images import SpanImage, decode_scope, decode_span
+from lens_core.telemetry.journal.opening import open_regular
 
 __all__ = ["SPILL_SUFFIX", "SpillFile", "SpillReader", "SpilledSpan"]
 
@@ -160,20 +161,23 @@ class SpillReader:
         self._scopes: dict[int, Sequence[object]] = {}
         self.exported: set[int] = set()
         self.problem = ""
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEAD.size)
             if len(head) != _HEAD.size:
                 raise ValueError("the file is cut short")
             magic, size, expected = _HEAD.unpack(head)
-            packed = file.read(size)
+            packed = _exactly(file, size)
         if magic != _MAGIC or zlib.crc32(packed) != expected:
             raise ValueError("not a spill file, or its head is damaged")
-        self.meta: dict[str, object] = msgpack.unpackb(packed, unicode_errors="surrogatepass")
+        meta = msgpack.unpackb(packed, unicode_errors="surrogatepass")
+        if not isinstance(meta, dict):
+            raise ValueError("not a spill file, or its head is damaged")
+        self.meta: dict[str, object] = meta
         self.offset = _HEAD.size + size
 
     def read(self, *, until: int | None = None) -> Iterator[SpanImage]:
         """The spans that were appended since the last call, up to an offset if one is given."""
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self.offset)
             while until is None or self.offset < until:
                 head = file.read(_RECORD.size)
@@ -182,7 +186,7 @@ class SpillReader:
                 payload = b""
                 if len(head) == _RECORD.size:
                     size, expected, kind = _RECORD.unpack(head)
-                    payload = file.read(size)
+                    payload = _exactly(file, size)
                 if len(head) != _RECORD.size or len(payload) != size:
                     self.problem = f"{self._path}: unfinished at byte {self.offset}"
                     return
@@ -192,7 +196,7 @@ class SpillReader:
                 self.offset += _RECORD.size + size
                 try:
                     image = self._take(kind, payload)
-                except ValueError as error:
+                except (ValueError, struct.error) as error:
                     self.problem = f"{self._path}: byte {self.offset}: {error}"
                     continue
                 if image is not None:
@@ -208,6 +212,12 @@ class SpillReader:
             generation, end_ns = _SPAN_HEAD.unpack_from(payload)
             return decode_span(payload[_SPAN_HEAD.size :], generation, end_ns, self._scopes)
         return None
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    """So many bytes, or none where there are fewer: a damaged size must not ask for the memory."""
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    return file.read(size) if size <= left else b""
 
 
 def _record(kind: int, payload: bytes) -> bytes:
