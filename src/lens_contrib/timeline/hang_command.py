@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lens_contrib.recovery.asking import ask_for_stacks
 from lens_contrib.timeline.hang import HangReport, Suspect, analyse
@@ -19,6 +20,7 @@ __all__ = ["hang", "main_stack", "to_json", "to_text"]
 
 _FRAMES = 6
 _MAX_SUSPECTS = 5
+_MAX_SILENT = 16
 
 
 @click.command()
@@ -70,27 +72,28 @@ def to_text(report: HangReport, console: Console) -> None:
         moving = len(snapshot.processes)
         console.print(f"nothing hangs: no process keeps others waiting ({moving} looked at)")
     for suspect in report.suspects[:_MAX_SUSPECTS]:
-        console.print(_headline(suspect), soft_wrap=True, markup=False, highlight=False)
+        _line(console, _headline(suspect))
         for name in suspect.names:
             if name in by_name and (frames := main_stack(by_name[name].stacks)):
-                console.print(f"  {name} is at", markup=False, highlight=False)
+                _line(console, f"  {name} is at")
                 for frame in frames:
-                    console.print(f"    {frame}", soft_wrap=True, markup=False, highlight=False)
+                    _line(console, f"    {frame}")
     table = Table("process", "state", "innermost open span", "since", "waits for")
     for process in snapshot.processes:
-        table.add_row(*_row(report, process))
+        table.add_row(*(Text(_printable(cell)) for cell in _row(report, process)))
     console.print(table)
     for mismatch in report.mismatches:
         parts = [f"{', '.join(names)} in {what}" for what, names in mismatch.operations.items()]
-        line = f"group {mismatch.group}: different operations: {'; '.join(parts)}"
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        _line(console, f"group {mismatch.group}: different operations: {'; '.join(parts)}")
     if snapshot.world_size is not None:
         ranks = {process.rank for process in snapshot.processes}
         silent = [str(rank) for rank in range(snapshot.world_size) if rank not in ranks]
+        if len(silent) > _MAX_SILENT:
+            silent[_MAX_SILENT:] = [f"and {len(silent) - _MAX_SILENT} more"]
         if silent:
             console.print(f"no open spans of rank {', '.join(silent)} are here", highlight=False)
     for problem in snapshot.problems:
-        console.print(f"not read: {problem}", soft_wrap=True, markup=False, highlight=False)
+        _line(console, f"not read: {problem}")
 
 
 def to_json(report: HangReport) -> dict[str, object]:
@@ -141,6 +144,15 @@ def main_stack(stacks: str) -> list[str]:
     named = [frames for head, frames in threads if "[MainThread]" in head]
     # faulthandler does not name threads; the main one is the oldest, which it writes last.
     return (named[-1] if named else threads[-1][1])[:_FRAMES]
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(_printable(text), soft_wrap=True, markup=False, highlight=False)
+
+
+def _printable(text: str) -> str:
+    """Names come from programs: none may move the cursor or fail to be encoded."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)
 
 
 def _headline(suspect: Suspect) -> str:
