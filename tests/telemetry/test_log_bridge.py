@@ -154,3 +154,74 @@ def test_levels_are_put_back(tmp_path):
         assert root.level == logging.WARNING and not root.handlers
     """
     logged(code, tmp_path)
+
+
+def test_what_the_user_sees_stays_as_it_was(tmp_path):
+    """A bridge is a handler, and where there is one Python neither configures nor helps itself."""
+    code = """
+        logging.getLogger("a").warning("on the last resort")
+        logging.getLogger("a").info("not there")
+        setup_logging_bridge("a.b")
+        logging.getLogger("a.b.c").error("once")
+        logging.basicConfig(level=logging.INFO, format="configured %(message)s")
+        logging.getLogger("a.b").info("two")
+        logging.basicConfig(level=logging.INFO, format="again %(message)s")
+        handle.shutdown()
+        logging.getLogger("a").info("after")
+    """
+    records, _, err = logged(code, tmp_path, NEMO_LENS_LOGS_ENABLED=1)
+    assert bodies(records) == ["on the last resort", "not there", "once", "two"]
+    assert err.splitlines() == ["on the last resort", "once", "configured two", "configured after"]
+
+
+def test_a_level_that_is_not_sent_is_still_seen(tmp_path):
+    code = """
+        setup_logging_bridge("a", logging.ERROR)
+        logging.getLogger("a").warning("seen")
+    """
+    records, _, err = logged(code, tmp_path)
+    assert (bodies(records), err) == ([], "seen\n")
+
+
+def test_basic_config_is_python_s_own_after_shutdown(tmp_path):
+    code = """
+        own = logging.basicConfig
+        setup_logging_bridge()
+        assert logging.basicConfig is not own
+        handle.shutdown()
+        assert logging.basicConfig is own
+    """
+    logged(code, tmp_path)
+
+
+def test_the_last_record_is_not_kept(tmp_path):
+    """Its exception's frames would keep the user's tensors."""
+    code = """
+        import gc, weakref
+        setup_logging_bridge("a")
+        class Tensor: pass
+        def fail():
+            tensor = Tensor()
+            try:
+                raise RuntimeError("out of memory")
+            except RuntimeError:
+                logging.getLogger("a").exception("retrying")
+            return weakref.ref(tensor)
+        gc.disable()
+        assert fail()() is None
+    """
+    records, _, _ = logged(code, tmp_path)
+    assert bodies(records) == ["retrying"]
+
+
+def test_text_that_utf8_cannot_hold(tmp_path):
+    code = """
+        try:
+            raise ValueError("file \\udcff")
+        except ValueError:
+            logging.getLogger("a").exception("bad name \\udcff")
+        logging.getLogger("a").warning("good")
+    """
+    records, _, err = logged(code, tmp_path, NEMO_LENS_LOGS_ENABLED=1)
+    assert bodies(records) == ["bad name ?", "good"], err
+    assert attributes(records[0][0].attributes)["exception.message"] == "file ?"

@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import logging.config
 import threading
 import time
 import traceback
+import weakref
+from collections.abc import Callable
 from typing import Final
 
 from opentelemetry import context as otel_context
@@ -47,28 +50,28 @@ class LogBridges:
         self._levels: dict[str, tuple[int, int]] = {}
         self._thread = threading.local()
         self._hooked: type[logging.config.DictConfigurator] | None = None
+        self._basic_config: tuple[Callable[..., None], Callable[..., None]] | None = None
 
     def attach(self, logger_name: str, level: int) -> None:
         """Bridge a logger, or change the level of its bridge."""
         handler = self._handlers.get(logger_name)
         if handler is None:
             handler = self._handlers[logger_name] = _BridgeHandler(self)
-        handler.setLevel(level)
+        handler.least_level = level
         self._ensure(logger_name)
         if self._hooked is None:
             self._hook_dict_config()
+        if not logger_name:
+            self._hook_basic_config()
 
     def detach_all(self) -> None:
         """Remove all bridges and put levels back, where nobody changed them since."""
         self.provider = None
-        for name, handler in self._handlers.items():
-            logging.getLogger(name).removeHandler(handler)
-        for name, (before, ours) in self._levels.items():
-            logger = logging.getLogger(name)
-            if logger.level == ours:
-                logger.setLevel(before)
+        self._step_aside()
         self._handlers.clear()
-        self._levels.clear()
+        if self._basic_config is not None and logging.basicConfig is self._basic_config[1]:
+            logging.basicConfig = self._basic_config[0]
+            self._basic_config = None
 
     def check(self) -> None:
         """Put back what another configuration of logging has cleared away."""
@@ -80,12 +83,14 @@ class LogBridges:
         provider = self.provider
         if provider is None or record.name.partition(".")[0] in _OWN:
             return
-        if getattr(self._thread, "last", None) is record:
+        last = getattr(self._thread, "last", None)
+        if last is not None and last() is record:
             return
         # Set by the threads that send telemetry; their HTTP client logs too.
         if getattr(self._thread, "emitting", False) or _is_suppressed():
             return
-        self._thread.last = record
+        # Not the record itself: it may hold an exception, whose frames hold the user's tensors.
+        self._thread.last = weakref.ref(record)
         self._thread.emitting = True
         try:
             provider.get_logger(record.name).emit(_translate(record))
@@ -96,11 +101,25 @@ class LogBridges:
         logger, handler = logging.getLogger(name), self._handlers[name]
         if handler not in logger.handlers:
             logger.addHandler(handler)
-        if logger.getEffectiveLevel() > handler.level:
+        if logger.getEffectiveLevel() > handler.least_level:
             # Otherwise the records asked for are never made: the root starts at WARNING.
             before = self._levels.get(name, (logger.level, 0))[0]
-            self._levels[name] = (before, handler.level)
-            logger.setLevel(handler.level)
+            self._levels[name] = (before, handler.least_level)
+            logger.setLevel(handler.least_level)
+
+    def _step_aside(self) -> None:
+        """Leave loggers as they would be without us, until :meth:`check`.
+
+        Before the application configures logging: or else a level that it sets could not be told
+        from ours, and would be taken back with ours.
+        """
+        for name, handler in self._handlers.items():
+            logging.getLogger(name).removeHandler(handler)
+        for name, (before, ours) in self._levels.items():
+            logger = logging.getLogger(name)
+            if logger.level == ours:
+                logger.setLevel(before)
+        self._levels.clear()
 
     def _after_dict_config(self) -> None:
         for name in list(self._handlers):
@@ -119,24 +138,76 @@ class LogBridges:
 
         class Configurator(base):  # type: ignore[misc, valid-type]
             def configure(self) -> None:
-                super().configure()
-                bridges._after_dict_config()
+                bridges._step_aside()
+                try:
+                    super().configure()
+                finally:
+                    bridges._after_dict_config()
 
         # The class is looked up on each call, so also code that imported dictConfig early uses it.
         self._hooked = Configurator
         logging.config.dictConfigClass = Configurator
 
+    def _hook_basic_config(self) -> None:
+        """``basicConfig`` does nothing where the root has a handler; ours must not be one."""
+        if self._basic_config is not None:
+            return
+        base: Callable[..., None] = logging.basicConfig
+        bridges = self
+
+        @functools.wraps(base)
+        def basic_config(**options: object) -> None:
+            bridges._step_aside()
+            try:
+                base(**options)
+            finally:
+                bridges.check()
+
+        self._basic_config = (base, basic_config)
+        logging.basicConfig = basic_config
+
 
 class _BridgeHandler(logging.Handler):
+    """Takes records of every level, so that it sees what nobody else will show.
+
+    Attributes:
+        least_level: Least level that is sent.
+    """
+
     def __init__(self, bridges: LogBridges) -> None:
         super().__init__()
         self._bridges = bridges
+        self.least_level = logging.NOTSET
 
     def emit(self, record: logging.LogRecord) -> None:
+        last_resort = logging.lastResort
+        if (
+            last_resort is not None
+            and record.levelno >= last_resort.level
+            and self._is_alone(record)
+        ):
+            # Without us the record would be on stderr, and so it must be with us.
+            last_resort.handle(record)
+        if record.levelno < self.least_level:
+            return
         try:
             self._bridges.emit(record)
         except Exception:  # noqa: BLE001 - as every handler: say it on stderr, do not raise
             self.handleError(record)
+
+    def _is_alone(self, record: logging.LogRecord) -> bool:
+        """Whether no handler but bridges, of which this is the first, gets the record."""
+        known = logging.root.manager.loggerDict.get(record.name, logging.root)
+        logger = known if isinstance(known, logging.Logger) else logging.root
+        first: logging.Handler | None = None
+        while True:
+            for handler in logger.handlers:
+                if not isinstance(handler, _BridgeHandler):
+                    return False
+                first = first or handler
+            if not logger.propagate or logger.parent is None:
+                return first is self
+            logger = logger.parent
 
 
 #: The bridges of this process.
