@@ -93,3 +93,27 @@ def test_switching_from_outside(tmp_path):
     late = SpanGroupSwitch(SpanRegistry())
     GroupFileWatch(tmp_path, late, "default")
     assert late.enabled == {"step"}, "a process that starts later sees it too"
+
+
+def test_a_library_that_registers_later(caplog):
+    """Telemetry is set up first, and most libraries are imported after that."""
+    registry = SpanRegistry()
+    switch = SpanGroupSwitch(registry)
+    switch.set("layer,-job")
+    assert switch.enabled == frozenset()
+    registry.register("megatron", ["layer", "activation"], {"profile": ["activation"]})
+    assert switch.enabled == {"layer"}
+    switch.set("profile")
+    registry.register("other", ["kernel"], {"profile": ["kernel"]})
+    assert switch.enabled == {"activation", "kernel"}
+    switch.set("all,-kernel")
+    registry.register("third", ["fourth"])
+    assert {"fourth", "layer"} < switch.enabled
+    assert "kernel" not in switch.enabled
+    registry.unregister("third")
+    assert "fourth" not in switch.enabled
+    before = switch.set(())
+    registry.register("fifth", ["sixth"])
+    assert switch.enabled == frozenset()
+    assert switch.set(before) == frozenset()
+    assert "layer" in switch.enabled

@@ -8,7 +8,7 @@ selects from all of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -68,6 +68,11 @@ class SpanRegistry:
         self._lock = threading.RLock()  # switching off may happen in a signal handler
         self._groups: dict[str, frozenset[str]] = {_BUILT_IN: BUILT_IN_GROUPS}
         self._presets: dict[str, dict[str, frozenset[str]]] = {_BUILT_IN: dict(BUILT_IN_PRESETS)}
+        self._followers: list[Callable[[], None]] = []
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call a function after every change of what is registered."""
+        self._followers.append(changed)
 
     def register(
         self,
@@ -110,12 +115,16 @@ class SpanRegistry:
                     raise ValueError(f"preset {name!r} holds unknown groups: {sorted(missing)}")
             self._groups[namespace] = own
             self._presets[namespace] = added
+        for changed in self._followers:
+            changed()
 
     def unregister(self, namespace: str) -> None:
         """Forget what a library registered; nothing happens if it registered nothing."""
         with self._lock:
             self._groups.pop(namespace, None)
             self._presets.pop(namespace, None)
+        for changed in self._followers:
+            changed()
 
     def namespaces(self) -> tuple[str, ...]:
         """The libraries that registered groups."""
@@ -167,20 +176,25 @@ class SpanGroupSwitch:
         enabled: Read by every site, so it is a plain attribute; set it through :meth:`set`.
     """
 
-    __slots__ = ("enabled", "registry")
+    __slots__ = ("_spec", "enabled", "registry")
 
     def __init__(self, registry: SpanRegistry) -> None:
         self.registry = registry
         self.enabled: frozenset[str] = frozenset()
+        self._spec: str | tuple[str, ...] = ""
+        # A library may be imported, and register its groups, after telemetry was set up.
+        registry.follow(self._resolve_again)
 
     def set(self, spec: str | Iterable[str]) -> frozenset[str]:
         """Turn on what the spec selects and everything else off.
 
-        Unknown names are an incident (``groups.unknown``) that lists what exists.
+        Unknown names are an incident (``groups.unknown``) that lists what exists; they take effect
+        when a library registers them later. ``all`` then means that library's groups too.
 
         Returns:
             What was on before, to be handed back to this method.
         """
+        spec = spec if isinstance(spec, str) else tuple(spec)
         resolved = self.registry.resolve(spec)
         if resolved.unknown:
             exists = sorted(self.registry.presets()) + sorted(self.registry.groups())
@@ -189,8 +203,12 @@ class SpanGroupSwitch:
                 f"no span group or preset is called {', '.join(resolved.unknown)}",
                 todo=f"These exist: {', '.join(exists)}.",
             )
+        self._spec = spec
         before, self.enabled = self.enabled, resolved.groups
         return before
+
+    def _resolve_again(self) -> None:
+        self.enabled = self.registry.resolve(self._spec).groups
 
 
 #: The groups and presets of this process.
