@@ -8,6 +8,8 @@ import gc
 import inspect
 import logging
 import pathlib
+import weakref
+from contextlib import suppress
 
 import pytest
 from opentelemetry import baggage, trace
@@ -462,3 +464,72 @@ def test_safe_set_never_raises(recorder):
         safe_set_span_attributes(span, {"lr": decimal.Decimal("0.1"), "api_key": "k"})
     safe_set_span_attributes(span, {"late": 1})
     assert recorder.spans()["x"].attributes == {"lr": 0.1, "api_key": REDACTED}
+
+
+@pytest.mark.parametrize("group", ["step", "communication"])
+def test_class_and_static_methods_decorated_from_outside(recorder, group):
+    class Trainer:
+        @trace_fn(group)
+        @classmethod
+        def build(cls):
+            return cls
+
+        @trace_fn(group)
+        @staticmethod
+        def double(value):
+            return 2 * value
+
+        @classmethod
+        @trace_fn(group)
+        def inner(cls):
+            return cls
+
+    assert Trainer.build() is Trainer().build() is Trainer.inner() is Trainer
+    assert Trainer.double(3) == Trainer().double(3) == 6
+    assert len(recorder.spans()) == (3 if group == "step" else 0)
+
+
+@pytest.mark.parametrize("group", ["step", "communication"])
+def test_one_block_object_may_be_used_again_and_inside_of_itself(recorder, group):
+    """Where the group is off it may: what works must not depend on that."""
+    block = managed_span(group, "block")
+    with block:
+        pass
+    with block as outer, block as inner:
+        assert trace.get_current_span() is (inner or trace.INVALID_SPAN)
+        assert outer is None or outer is not inner
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    recorder.spans()
+    assert len(recorder._exported) == (3 if group == "step" else 0)
+    assert all(span.end_time for span in recorder._exported)
+
+
+def test_nothing_keeps_what_the_user_has_let_go(recorder):
+    """An out-of-memory error must not keep its tensors alive until the garbage is collected."""
+
+    class Tensor:
+        pass
+
+    @trace_fn("step")
+    def generator(tensor):
+        yield tensor
+
+    @trace_fn("step")
+    def function(tensor):
+        raise RuntimeError
+
+    def throw():
+        tensor = Tensor()
+        items = generator(tensor)
+        next(items)
+        with suppress(RuntimeError):
+            items.throw(RuntimeError())
+        with suppress(RuntimeError):
+            function(tensor)
+        return weakref.ref(tensor)
+
+    gc.disable()
+    try:
+        assert throw()() is None
+    finally:
+        gc.enable()

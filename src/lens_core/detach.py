@@ -18,5 +18,5 @@ def detach(token: Token[Context]) -> None:
     """
     try:
         token.var.reset(token)
-    except ValueError:
+    except (ValueError, RuntimeError):  # another context, or taken back already
         return

@@ -25,12 +25,12 @@ from typing import Final, ParamSpec, TypeVar, cast
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context as OtelContext
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import NoOpTracer, Span, Tracer
 
 from lens_core.attributes import clean_attributes
 from lens_core.detach import detach
 from lens_core.groups import span_groups
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.outcome import record_error
 
 __all__ = [
@@ -47,6 +47,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SCOPE: Final = "lens_core"
+_CHECK_PROVIDER: Final = "Correct OTEL_PYTHON_TRACER_PROVIDER, or unset it."
 _NONE: Final[Mapping[str, object]] = MappingProxyType({})
 _scoped: ContextVar[Mapping[str, object]] = ContextVar("lens_span_attributes")
 
@@ -66,7 +67,12 @@ class SpanTracer:
 
     def reset(self) -> None:
         """Follow the global provider again."""
-        self.tracer: Tracer = trace.get_tracer(_SCOPE)
+        try:
+            self.tracer: Tracer = trace.get_tracer(_SCOPE)
+        except Exception as error:  # noqa: BLE001 - the API raises what loading a provider raises
+            # Runs at import, where a wrong OTEL_PYTHON_TRACER_PROVIDER must not stop the job.
+            self.tracer = NoOpTracer()
+            incidents.record("provider.invalid", describe(error), todo=_CHECK_PROVIDER)
 
 
 #: The tracer of this process's spans.
@@ -91,7 +97,7 @@ _OFF: Final = _Off()
 class _Scope:
     """One span, started by ``__enter__`` and ended by ``__exit__``."""
 
-    __slots__ = ("_attributes", "_name", "_span", "_token", "_tracer")
+    __slots__ = ("_attributes", "_name", "_outer", "_span", "_token", "_tracer")
 
     def __init__(self, name: str, tracer: Tracer | None, attributes: Mapping[str, object]) -> None:
         self._name = name
@@ -99,8 +105,11 @@ class _Scope:
         self._attributes = attributes
         self._span: Span | None = None
         self._token: Token[OtelContext] | None = None
+        self._outer: list[tuple[Span | None, Token[OtelContext] | None]] | None = None
 
     def __enter__(self) -> Span | None:
+        if self._token is not None:
+            self._enter_again()
         try:
             span = _start(self._name, self._tracer, self._attributes)
             self._token = otel_context.attach(trace.set_span_in_context(span))
@@ -121,7 +130,17 @@ class _Scope:
         if error is not None:
             record_error(span, error)
         detach(token)
+        if self._outer:
+            self._span, self._token = self._outer.pop()
+        else:
+            self._span = self._token = None
         _end(span)
+
+    def _enter_again(self) -> None:
+        """Where the group is off such an object may be entered twice; so it may where it is on."""
+        self._outer = self._outer or []
+        self._outer.append((self._span, self._token))
+        self._span = self._token = None
 
 
 def managed_span(
@@ -176,6 +195,9 @@ def trace_fn(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         title = name or str(getattr(function, "__qualname__", type(function).__qualname__))
         site = _Site(group, title, tracer, attributes)
+        if isinstance(function, (classmethod, staticmethod)):
+            # What a class makes of these is not what it makes of a function: wrap the one inside.
+            return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
         # mypy cannot know that P and R are those of the kind of function that inspect found.
         if inspect.isasyncgenfunction(function):
             return cast("Callable[P, R]", _wrap_async_generator(function, site))
@@ -299,6 +321,7 @@ def _wrap_generator(
             record_error(span, error)
             raise
         finally:
+            thrown = None  # or its traceback, which holds this frame, would keep it alive
             _end(span)
 
     return call
@@ -339,6 +362,7 @@ def _wrap_async_generator(
                 record_error(span, error)
             raise
         finally:
+            thrown = None  # or its traceback, which holds this frame, would keep it alive
             if span is not None:
                 _end(span)
 
@@ -367,4 +391,4 @@ def _end(span: Span) -> None:
 
 
 def _failed(failure: Exception) -> None:
-    incidents.record("span.failed", f"{type(failure).__name__}: {failure}")
+    incidents.record("span.failed", describe(failure))
