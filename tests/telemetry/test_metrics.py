@@ -215,3 +215,50 @@ def test_attributes_of_metrics(tmp_path):
         (metric,) = [m for m, _ in receiver.metrics() if m.name == "dl.training.loss"]
     found = attributes(metric.gauge.data_points[0].attributes)
     assert found == {"phase": "warmup", "api_key": "[redacted]"}
+
+
+class Broken:
+    shape = ()
+
+    def item(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"loss": 10**400},
+        {"loss": decimal.Decimal("sNaN")},
+        {"loss": Broken()},
+        {"iteration": "first"},
+        {"iteration": Broken()},
+        {"duration_s": -1.0},
+        {"duration_s": math.nan},
+        {"duration_s": "long"},
+        {"attributes": {"a": [1, Broken()]}},
+    ],
+    ids=repr,
+)
+def test_one_bad_value_does_not_cost_the_others(bad):
+    reader = InMemoryMetricReader()
+    with telemetry(metric_reader=reader):
+        record_training_step(**{"iteration": 1, "tokens_per_s": 2.0, **bad})
+        assert value(collected(reader), "dl.training.throughput.tokens") == 2.0
+
+
+def test_a_count_beyond_64_bits_does_not_cost_the_batch(tmp_path):
+    code = """
+        from lens_core import record_training_step
+        record_training_step(1, tokens_per_s=2**70, loss=1)
+        handle.meter.create_counter("huge").add(2**70)
+        handle.meter.create_counter("good").add(2)
+    """
+    with receiving() as receiver:
+        env = environment(tmp_path, receiver.endpoint, NEMO_LENS_METRICS_ENABLED=1)
+        returned, _, err = run(code, env)
+        assert returned == 0, err
+        points = {metric.name: metric for metric, _ in receiver.metrics()}
+        assert points["dl.training.throughput.tokens"].gauge.data_points[0].as_double == 2.0**70
+        assert points["good"].sum.data_points[0].as_int == 2
+        assert "huge" not in points
+    assert "metrics.not_encodable" in err

@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core import semconv
 from lens_core.attributes import clean_attributes, to_number
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.handle import current_telemetry
 
 __all__ = ["GAUGES", "NONFINITE", "STEP_DURATION", "TrainingGauge", "record_training_step"]
@@ -28,6 +28,7 @@ __all__ = ["GAUGES", "NONFINITE", "STEP_DURATION", "TrainingGauge", "record_trai
 STEP_DURATION: Final = "dl.training.step.duration"
 #: Values that were NaN or infinite, by ``lens.metric``.
 NONFINITE: Final = "lens.metric.nonfinite"
+_CLOCK: Final = "Measure with time.perf_counter(), which no correction of the clock turns back."
 #: Seconds. From a small model on one device to a step of the largest runs.
 _DURATION_BOUNDS_S: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0),
@@ -153,7 +154,7 @@ def record_training_step(
         labels = clean_attributes(attributes) if attributes else {}
         _record(handle.meter, iteration, duration_s, given, labels)
     except Exception as error:  # noqa: BLE001 - the training step must not see it
-        incidents.record("metrics.failed", f"{type(error).__name__}: {error}")
+        incidents.record("metrics.failed", describe(error))
 
 
 def _record(
@@ -167,9 +168,12 @@ def _record(
     span = trace.get_current_span()
     exact: dict[str, AttributeValue] = {}
     if iteration is not None:
-        exact[semconv.DL_ITERATION] = int(iteration)
+        exact.update(clean_attributes({semconv.DL_ITERATION: iteration}))
     if duration_s is not None and (seconds := _number("duration_s", duration_s)) is not None:
-        instruments.duration.record(seconds, labels)
+        if math.isfinite(seconds) and seconds >= 0:
+            instruments.duration.record(seconds, labels)
+        else:
+            incidents.record("metrics.bad_duration", f"a step took {seconds} s", todo=_CLOCK)
     for name, value in given.items():
         if value is None or (number := _number(name, value)) is None:
             continue
@@ -181,10 +185,8 @@ def _record(
             instruments.values[name].set(number, labels)
             continue
         instruments.nonfinite.add(1, {**labels, "lens.metric": gauge.metric})
-        event: dict[str, AttributeValue] = {"lens.metric": gauge.metric, "value": str(number)}
-        if iteration is not None:
-            event[semconv.DL_ITERATION] = int(iteration)
-        span.add_event(NONFINITE, event)
+        step = {name: exact[name] for name in (semconv.DL_ITERATION,) if name in exact}
+        span.add_event(NONFINITE, {"lens.metric": gauge.metric, "value": str(number), **step})
         incidents.record("metrics.nonfinite", f"{gauge.metric} is {number} at step {iteration}")
     if exact and span.is_recording():
         span.set_attributes(exact)
@@ -201,7 +203,12 @@ def _instruments_of(meter: Meter) -> _Instruments:
 
 
 def _number(name: str, value: object) -> float | None:
-    number = to_number(value)
+    try:
+        number = to_number(value)
+        if isinstance(number, int):
+            number = float(number)  # a larger integer than OTLP holds would cost the whole batch
+    except Exception:  # noqa: BLE001 - a bad value must not cost the others of the step
+        number = None
     if number is None:
         incidents.record(
             "metrics.not_a_number",
