@@ -381,3 +381,68 @@ def test_what_a_receiver_rejects_of_a_batch_is_said(protocol, tmp_path):
         returned, _, err = run("work()", env)
         assert returned == 0
         assert "rejected 7 records: too old" in err
+
+
+@pytest.mark.parametrize("name", [3, None, "a\udcff", b"bytes"], ids=repr)
+@pytest.mark.parametrize("exporter", ["otlp", "file"])
+def test_one_name_that_is_no_text_does_not_cost_the_batch(name, exporter, tmp_path):
+    code = f"""
+        work(2)
+        with tracer.start_as_current_span({name!r}) as span:
+            span.add_event("event \\udcff")
+            span.set_attribute("huge", 10**6000)
+            span.set_status(__import__("opentelemetry.trace").trace.StatusCode.ERROR, "x\\udcff")
+        work(2, "after")
+        assert handle.shutdown(), handle.counts()
+    """
+    with receiving() as receiver:
+        env = environment(tmp_path, receiver.endpoint, NEMO_LENS_EXPORTER=exporter)
+        returned, _, err = run(code, env)
+        assert returned == 0, err
+        found = receiver.spans() if exporter == "otlp" else file_spans(tmp_path)
+        assert len(found) == 5
+        assert not file_spans(tmp_path, "spill-*.jsonl")
+
+
+def test_one_record_that_no_file_can_hold_does_not_take_the_others_with_it():
+    kept = []
+
+    def spill(batch):
+        if 3 in batch:
+            raise ValueError("cannot be encoded")
+        kept.extend(batch)
+
+    class Refusing:
+        def send(self, batch, timeout_s):
+            return Outcome.REFUSED
+
+        def close(self):
+            pass
+
+    delivery = Delivery("things", Refusing(), spill, DeliverySettings())
+    for item in range(6):
+        delivery.put(item)
+    assert delivery.flush(5)
+    delivery.close()
+    assert sorted(kept) == [0, 1, 2, 4, 5]
+    assert (delivery.counts.spilled, delivery.counts.lost) == (5, 1)
+
+
+def test_a_directory_that_is_removed_is_made_again(tmp_path):
+    file = LineFile(tmp_path / "run")
+    file.write({"line": 1})
+    first = file.path
+    first.unlink()
+    first.parent.rmdir()
+    file.write({"line": 2})
+    file.write({"line": 3})
+    assert file.path != first
+    assert file.path.read_text().splitlines() == ['{"line":2}', '{"line":3}']
+
+
+def test_a_run_id_too_long_for_a_file_name(tmp_path):
+    names = {run_directory(tmp_path, "r" * 5000 + end).name for end in "ab"}
+    assert len(names) == 2
+    assert all(len(name) == 200 for name in names)
+    LineFile(run_directory(tmp_path, "\U0001f600" * 5000)).write({})
+    assert run_directory(tmp_path, "short").name == "short"

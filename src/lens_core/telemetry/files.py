@@ -6,6 +6,7 @@ The format is that of the OpenTelemetry Collector's file exporter, so the Collec
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
@@ -23,13 +24,21 @@ __all__ = ["FileSink", "LineFile", "run_directory"]
 
 T = TypeVar("T")
 
+#: Less than the 255 bytes of most file systems, for what is put before or after it.
+_MAX_NAME: Final = 200
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def run_directory(output_dir: str | os.PathLike[str], run_id: str) -> Path:
-    """The directory of a run; characters that a file name should not hold become ``_``."""
-    name = _UNSAFE.sub("_", run_id).lstrip(".")
-    return Path(output_dir) / (name or "run")
+    """The directory of a run; characters that a file name should not hold become ``_``.
+
+    A name too long for a file system is shortened, with a hash of the whole at its end.
+    """
+    name = _UNSAFE.sub("_", run_id).lstrip(".") or "run"
+    if len(name) > _MAX_NAME:
+        digest = hashlib.blake2b(run_id.encode("utf-8", "replace"), digest_size=8).hexdigest()
+        name = f"{name[: _MAX_NAME - len(digest) - 1]}-{digest}"
+    return Path(output_dir) / name
 
 
 class LineFile:
@@ -67,6 +76,8 @@ class LineFile:
         """
         line = to_line(message)
         with self._lock:
+            if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
+                self.close()  # removed by somebody: what is written there is gone
             if self._file is None:
                 self._open()
             assert self._file is not None

@@ -38,6 +38,7 @@ _ScopeGroup = tuple[InstrumentationScope | None, list[JsonObject]]
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
+_MAX_BITS: Final = 1024
 _HAS_IS_REMOTE: Final = 0x100
 _IS_REMOTE: Final = 0x200
 
@@ -104,7 +105,7 @@ def encode_span(span: ReadableSpan) -> JsonObject:
         encoded["flags"] = span_flags(context, span.parent)
     if span.parent is not None:
         encoded["parentSpanId"] = format(span.parent.span_id, "016x")
-    encoded["name"] = span.name
+    encoded["name"] = str(span.name)
     # The SDK numbers kinds from 0 (INTERNAL); in OTLP 0 is "unspecified".
     encoded["kind"] = span.kind.value + 1
     encoded["startTimeUnixNano"] = str(span.start_time or 0)
@@ -213,8 +214,9 @@ def encode_value(value: object) -> JsonObject:
         return {"boolValue": value}
     if isinstance(value, int):
         if _INT64_MIN <= value <= _INT64_MAX:
-            return {"intValue": str(value)}
-        return {"stringValue": str(value)}
+            return {"intValue": int.__repr__(value)}
+        # Python writes no more than some thousand digits in decimal.
+        return {"stringValue": str(value) if value.bit_length() <= _MAX_BITS else hex(value)}
     if isinstance(value, float):
         return {"doubleValue": encode_double(value)}
     if isinstance(value, (bytes, bytearray)):

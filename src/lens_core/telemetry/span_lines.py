@@ -82,7 +82,7 @@ def _span(span: ReadableSpan) -> str:
         f'{{"traceId":"{context.trace_id:032x}","spanId":"{context.span_id:016x}",'
         f'"flags":{span_flags(context, parent)},'
         + ("" if parent is None else f'"parentSpanId":"{parent.span_id:016x}",')
-        + f'"name":{_quoted(span.name)},"kind":{span.kind.value + 1},'
+        + f'"name":{_quoted(str(span.name))},"kind":{span.kind.value + 1},'
         f'"startTimeUnixNano":"{span.start_time or 0}","endTimeUnixNano":"{span.end_time or 0}",'
         + (_attributes(attributes) if attributes else "")
         + '"status":{}}'
