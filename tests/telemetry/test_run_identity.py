@@ -146,3 +146,21 @@ def test_same_seed_gives_other_ids_and_leaves_the_stream_alone(tmp_path):
         assert len(lines) == 2
         seen += [lines[0][0], lines[0][1], lines[1][1]]
     assert len(set(seen)) == 6
+
+
+def test_the_variable_won_also_where_the_config_read_it(monkeypatch):
+    monkeypatch.setenv("NEMO_LENS_RUN_ID", "named")
+    config = NemoLensConfig.from_env()
+    assert resolve_run_identity(config.run_id).source == "NEMO_LENS_RUN_ID"
+    assert resolve_run_identity("other").source == "explicit"
+
+
+def test_a_disabled_rank_has_the_run_of_the_others_and_reports_nothing(tmp_path):
+    code = """
+        assert setup_telemetry(config, agree_run_id=lambda proposal: "agreed").run_id == "agreed"
+    """
+    env = environment(tmp_path, NEMO_LENS_ENABLED=0, NEMO_LENS_RUN_ID="")
+    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID"):
+        env.pop(name, None)
+    returned, _, err = run(code, env)
+    assert (returned, err) == (0, "")

@@ -166,3 +166,9 @@ def test_every_parallel_group_has_an_exporting_rank(tensor, data, pipeline):
         (t, p) for t in range(tensor) for p in range(pipeline)
     }, "a data-parallel group has no member"
     assert len(chosen) == max(tensor, data) * pipeline
+
+
+def test_names_in_capitals_as_the_sdk_reads_them():
+    sampler = sampler_from_env({"OTEL_TRACES_SAMPLER": "ParentBased_Always_OFF"})
+    expected = sampler_from_env({"OTEL_TRACES_SAMPLER": "parentbased_always_off"})
+    assert sampler.get_description() == expected.get_description()

@@ -46,7 +46,7 @@ def test_once_atomically_under_threads():
 
 def test_config_is_not_changed_and_a_failed_set_up_leaves_nothing():
     before = trace.get_tracer_provider(), metrics.get_meter_provider(), sys.excepthook
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with pytest.raises(ConfigError, match="exporter"):
         setup_telemetry(NemoLensConfig(enabled=True, exporter="jaeger"))
 
@@ -62,7 +62,7 @@ def test_config_is_not_changed_and_a_failed_set_up_leaves_nothing():
         metrics.get_meter_provider(),
         sys.excepthook,
     )
-    assert threading.active_count() == threads
+    assert not set(threading.enumerate()) - threads
     config = NemoLensConfig(enabled=True, exporter="none", run_id="r", journal="off")
     copy = NemoLensConfig(**vars(config))
     with setup_telemetry(config) as handle:
@@ -397,3 +397,144 @@ def test_set_up_after_a_mistake_exports(tmp_path):
         returned, _, err = run(code, environment(tmp_path, receiver.endpoint))
         assert returned == 0, err
         assert len(receiver.span_names()) == 3
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "x"},
+        {"OTEL_SPAN_LINK_COUNT_LIMIT": "\u00b2"},
+        {"OTEL_METRICS_EXEMPLAR_FILTER": "sometimes"},
+        {"OTEL_PYTHON_TRACER_PROVIDER": "nobodys"},
+        {"OTEL_PYTHON_METER_PROVIDER": "nobodys"},
+        {"OTEL_PYTHON_LOGGER_PROVIDER": "nobodys"},
+        {"OTEL_BSP_SCHEDULE_DELAY": "1e300"},
+        {"OTEL_METRIC_EXPORT_INTERVAL": "1e300"},
+        {"OTEL_BSP_MAX_QUEUE_SIZE": "inf"},
+        {"OTEL_EXPORTER_OTLP_TIMEOUT": "1e300"},
+    ],
+    ids=str,
+)
+def test_no_value_that_the_sdk_or_a_clock_refuses_stops_the_job(variables, tmp_path):
+    with receiving() as receiver:
+        env = environment(tmp_path, receiver.endpoint, NEMO_LENS_METRICS_ENABLED=1, **variables)
+        returned, _, err = run("work(1)", env)
+        assert returned == 0, err
+        (name,) = variables
+        assert name in err
+        assert "Exception in thread" not in err
+        assert receiver.span_names() == ["ended-0"]
+
+
+@pytest.mark.parametrize(
+    "name", ["OTEL_SERVICE_NAME", "NEMO_LENS_USER", "NEMO_LENS_SERVICE_NAME", "NEMO_LENS_RUN_ID"]
+)
+def test_variables_may_hold_any_bytes(name, tmp_path):
+    with receiving() as receiver:
+        returned, _, err = run(
+            "work(1)", environment(tmp_path, receiver.endpoint, **{name: "\udcff"})
+        )
+        assert (returned, err) == (0, "")
+        ((_, resource),) = receiver.spans()
+        assert "?" in resource.values()
+
+
+def test_live_groups_without_a_directory_to_be_reached_in(tmp_path):
+    (tmp_path / "file").write_text("")
+    with receiving() as receiver:
+        env = environment(tmp_path / "file", receiver.endpoint, NEMO_LENS_LIVE_SPAN_GROUPS=1)
+        returned, _, err = run("work(1)", env)
+        assert returned == 0, err
+        assert "groups.not_live" in err
+        assert receiver.span_names() == ["ended-0"]
+
+
+def test_a_forked_child_may_set_up_telemetry_of_its_own(tmp_path):
+    code = """
+        import multiprocessing
+        from lens_core.errors import SetupError
+
+        def child(rank):
+            with tracer.start_as_current_span("inherited"):
+                pass
+            own = setup_telemetry(config, resource_attributes={"nv.dl.rank": rank})
+            try:
+                setup_telemetry(config)
+            except SetupError:
+                pass
+            else:
+                raise AssertionError
+            with own.tracer.start_as_current_span("own"):
+                pass
+
+        context = multiprocessing.get_context("fork")
+        children = [context.Process(target=child, args=(rank,)) for rank in range(2)]
+        for process in children:
+            process.start()
+        for process in children:
+            process.join(30)
+            assert process.exitcode == 0
+        work(1)
+        try:
+            setup_telemetry(config)
+        except SetupError:
+            sys.exit(0)
+        raise AssertionError
+    """
+    with receiving() as receiver:
+        returned, _, err = run(code, environment(tmp_path, receiver.endpoint))
+        assert returned == 0, err
+        assert receiver.span_names() == ["ended-0", *["inherited"] * 2, *["own"] * 2]
+        ranks = [resource.get("nv.dl.rank") for span, resource in receiver.spans()]
+        assert sorted(str(rank) for rank in ranks) == ["0", "1", "None", "None", "None"]
+
+
+CHILDREN = """
+import multiprocessing, sys
+from lens_core import NemoLensConfig, setup_telemetry, span_cm
+
+def child():
+    setup_telemetry(NemoLensConfig.from_env())
+    with span_cm("ended"):
+        pass
+    span_cm("open").__enter__()
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=child)
+    process.start()
+    process.join(40)
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing_that_set_up_telemetry_themselves(method, tmp_path):
+    """They never call ``shutdown``, and some of them end past ``atexit``."""
+    script = tmp_path / "children.py"
+    script.write_text(CHILDREN)
+    with receiving() as receiver:
+        env = environment(tmp_path, receiver.endpoint)
+        subprocess.run([sys.executable, script, method], env=env, check=True, timeout=60)
+        assert receiver.span_names() == ["ended", "open"]
+
+
+@pytest.mark.parametrize("module", ["requests", "google", "grpc"])
+def test_without_what_the_extra_brings(module, tmp_path):
+    code = f"""
+        import sys
+        class Blocked:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == {module!r}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        sys.meta_path.insert(0, Blocked())
+        from lens_core import NemoLensConfig, setup_telemetry
+        from lens_core.errors import MissingExtraError
+        try:
+            setup_telemetry(NemoLensConfig(enabled=True, run_id="r"))
+        except MissingExtraError as error:
+            assert error.extra == "sdk"
+        else:
+            raise AssertionError
+    """
+    env = environment(tmp_path, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60, env=env)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import multiprocessing.util
 import os
 import sys
@@ -102,6 +103,8 @@ class Lifetime:
         atexit.register(self._at_exit)
         # multiprocessing ends its children with os._exit, past atexit; it runs its own finalizers.
         multiprocessing.util.register_after_fork(self, Lifetime._in_multiprocessing_child)
+        if multiprocessing.parent_process() is not None:
+            Lifetime._in_multiprocessing_child(self)  # set up in such a child
         fork = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (method := fork()) and method())
         if self._meters.reader is not None:

@@ -20,6 +20,7 @@ __all__ = ["PROTOCOLS", "SIGNALS", "OtlpSettings", "positive_number", "read_otlp
 
 PROTOCOLS: Final = ("http/protobuf", "http/json", "grpc")
 SIGNALS: Final = ("traces", "metrics", "logs")
+_MAX_NUMBER: Final = 2**31 - 1
 _DEFAULT_ENDPOINT: Final = {
     "grpc": "http://localhost:4317",
     "http/protobuf": "http://localhost:4318",
@@ -104,15 +105,18 @@ def read_otlp_settings(
 
 
 def positive_number(name: str, text: str, default: float) -> float:
-    """``text`` as a number above zero; the default where it is empty or, as an incident, bad."""
+    """``text`` as a number above zero; the default where it is empty or, as an incident, bad.
+
+    What is larger than a 32-bit integer holds is bad too: no clock waits for so long.
+    """
     if not text:
         return default
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0.0 < value < float("inf"):
-        _invalid(name, text, "a number above 0", f"{default:g}")
+    if not 0.0 < value <= _MAX_NUMBER:
+        _invalid(name, text, f"a number above 0, at most {_MAX_NUMBER:g}", f"{default:g}")
         return default
     return value
 

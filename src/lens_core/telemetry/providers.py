@@ -17,6 +17,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.errors import ConfigError
 from lens_core.groups import span_groups
+from lens_core.incidents import describe, incidents
 from lens_core.spans import span_tracer
 from lens_core.telemetry.config import EXPORTERS, NemoLensConfig
 from lens_core.telemetry.exporters import (
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from lens_core.telemetry.lifetime import AnyDelivery
 
 __all__ = ["Request", "install"]
+
+_CHECK_DIRECTORY = "Check NEMO_LENS_OUTPUT_DIR; until then lens groups cannot reach this process."
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,10 @@ def install(request: Request) -> TelemetryHandle:
         if config.logs_enabled:
             log_bridges.attach("", logging.INFO)
         if config.live_span_groups:
-            directory.mkdir(parents=True, exist_ok=True)
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                incidents.record("groups.not_live", describe(error), todo=_CHECK_DIRECTORY)
             watch = GroupFileWatch(directory, span_groups, config.span_groups)
             lifetime.control.ticks.append(watch.look)
         observe_self(metrics.meter, lifetime.counts)
@@ -138,9 +144,10 @@ def install(request: Request) -> TelemetryHandle:
         lifetime.start(release=undo.pop_all().close)
 
     def shut_down(timeout_s: float) -> bool:
-        complete = lifetime.stop("shutdown", timeout_s)
-        request.on_released()
-        return complete
+        try:
+            return lifetime.stop("shutdown", timeout_s)
+        finally:
+            request.on_released()
 
     return TelemetryHandle(
         request.identity,

@@ -19,6 +19,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.util.types import AttributeValue
 
 from lens_core import semconv
+from lens_core.attributes import to_utf8
 from lens_core.telemetry.config import NemoLensConfig
 from lens_core.telemetry.run_identity import RunIdentity
 
@@ -73,7 +74,18 @@ def build_resource(
     if str(from_environment.get(_SERVICE_NAME, "")).startswith("unknown_service"):
         del from_environment[_SERVICE_NAME]  # the SDK's placeholder, not something the user said
     resolved: dict[str, AttributeValue] = {semconv.NEMO_RUN_ID: identity.run_id}
-    return Resource({**named, **from_environment, **resolved, **(attributes or {})})
+    # Variables may hold any bytes, which the run would otherwise lose as attributes.
+    return Resource(
+        {
+            to_utf8(str(name)): to_utf8(value) if isinstance(value, str) else value
+            for name, value in {
+                **named,
+                **from_environment,
+                **resolved,
+                **(attributes or {}),
+            }.items()
+        }
+    )
 
 
 def child_resource() -> Resource:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-from lens_core.incidents import incidents
+from lens_core.attributes import to_utf8
+from lens_core.incidents import describe, incidents
 from lens_core.semconv import NEMO_RUN_ID
 
 __all__ = ["RunIdentity", "parse_resource_attributes", "resolve_run_identity", "run_attempt"]
@@ -39,6 +40,7 @@ def resolve_run_identity(
     *,
     environ: Mapping[str, str] | None = None,
     agree: Callable[[str], str] | None = None,
+    is_used: bool = True,
 ) -> RunIdentity:
     """The identity of the run of this process, from the first rule that applies.
 
@@ -51,23 +53,28 @@ def resolve_run_identity(
         explicit: The id that the caller chose.
         environ: The environment; that of the process if not given.
         agree: Called with a proposal, returns the one that all ranks share.
+        is_used: Whether telemetry will carry it; where not, a random id is nothing to report.
     """
     source = os.environ if environ is None else environ
     attempt = run_attempt(source)
+    if explicit.strip() == source.get("NEMO_LENS_RUN_ID", "").strip():
+        explicit = ""  # NemoLensConfig.from_env() read it there: the variable won
     for name, rule in _RULES:
-        if run_id := (explicit if name == "explicit" else rule(source)).strip():
+        # Of UTF-8 also where the variable is not: all telemetry is found by it.
+        if run_id := to_utf8(explicit if name == "explicit" else rule(source)).strip():
             return RunIdentity(run_id, name, attempt)
     proposal = uuid.uuid4().hex
     if agree is not None:
         try:
             return RunIdentity(agree(proposal), "process_group", attempt)
         except Exception as error:  # noqa: BLE001 - any store may fail in any way
-            incidents.record("run_id.agreement_failed", f"{type(error).__name__}: {error}")
-    incidents.record(
-        "run_id.random",
-        f"no run id is set or derivable; this process uses {proposal}, other ranks another",
-        todo="Set NEMO_LENS_RUN_ID to the same value on all ranks.",
-    )
+            incidents.record("run_id.agreement_failed", describe(error))
+    if is_used:
+        incidents.record(
+            "run_id.random",
+            f"no run id is set or derivable; this process uses {proposal}, other ranks another",
+            todo="Set NEMO_LENS_RUN_ID to the same value on all ranks.",
+        )
     return RunIdentity(proposal, "random", attempt)
 
 

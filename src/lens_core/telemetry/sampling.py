@@ -33,13 +33,18 @@ from opentelemetry.util.types import Attributes
 
 from lens_core.errors import ConfigError
 from lens_core.identity.owned import starting_owned_span
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.ids import PrivateIdGenerator
 
 __all__ = ["LinkAware", "id_generator_from_env", "linkaware_traceidratio", "sampler_from_env"]
 
 _SAMPLER: Final = "OTEL_TRACES_SAMPLER"
 _ARGUMENT: Final = "OTEL_TRACES_SAMPLER_ARG"
+_BUILT_IN: Final = frozenset(
+    prefix + name
+    for prefix in ("", "parentbased_")
+    for name in ("always_on", "always_off", "traceidratio")
+)
 _ID_GENERATOR: Final = "OTEL_PYTHON_ID_GENERATOR"
 
 
@@ -94,6 +99,8 @@ def sampler_from_env(environ: Mapping[str, str] | None = None) -> Sampler:
     """
     source = os.environ if environ is None else environ
     name, argument = source.get(_SAMPLER, "").strip(), source.get(_ARGUMENT, "").strip()
+    if name.lower() in _BUILT_IN:
+        name = name.lower()  # as the SDK reads it
     default = ParentBased(LinkAware(ALWAYS_ON))
     if not name or name == "parentbased_always_on":
         return default
@@ -110,7 +117,7 @@ def sampler_from_env(environ: Mapping[str, str] | None = None) -> Sampler:
     if name == "parentbased_traceidratio":
         return linkaware_traceidratio(argument)
     factory = _load("opentelemetry_traces_sampler", name)
-    sampler = _call(factory, argument, name) if factory is not None else None
+    sampler = _call(factory, name, argument) if factory is not None else None
     if isinstance(sampler, Sampler):
         return sampler
     names = [entry.name for entry in entry_points(group="opentelemetry_traces_sampler")]
@@ -126,7 +133,7 @@ def id_generator_from_env(environ: Mapping[str, str] | None = None) -> IdGenerat
     if not name or name == "random":
         return PrivateIdGenerator()
     factory = _load("opentelemetry_id_generator", name)
-    generator = factory() if factory is not None else None
+    generator = _call(factory, name) if factory is not None else None
     if isinstance(generator, IdGenerator):
         return generator
     error = ConfigError(_ID_GENERATOR, name, "an installed id generator")
@@ -153,16 +160,16 @@ def _load(group: str, name: str) -> Callable[..., object] | None:
         try:
             loaded = entry.load()
         except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the job
-            incidents.record("config.invalid", f"{name}: {type(error).__name__}: {error}")
+            incidents.record("config.invalid", f"{name}: {describe(error)}")
             continue
         if callable(loaded):
             return loaded  # type: ignore[no-any-return]
     return None
 
 
-def _call(factory: Callable[..., object], argument: str, name: str) -> object:
+def _call(factory: Callable[..., object], name: str, *arguments: str) -> object:
     try:
-        return factory(argument)
+        return factory(*arguments)
     except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the job
-        incidents.record("config.invalid", f"{name}({argument!r}): {type(error).__name__}: {error}")
+        incidents.record("config.invalid", f"{name}{arguments}: {describe(error)}")
         return None

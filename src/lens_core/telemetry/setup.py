@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.errors import ConfigError, MissingExtraError, SetupError
-from lens_core.incidents import incidents
+from lens_core.errors import MissingExtraError, SetupError
 from lens_core.telemetry.config import NemoLensConfig
-from lens_core.telemetry.handle import TelemetryHandle, set_current_telemetry
+from lens_core.telemetry.handle import (
+    TelemetryHandle,
+    current_telemetry,
+    set_current_telemetry,
+)
 from lens_core.telemetry.run_identity import resolve_run_identity
+from lens_core.telemetry.sdk_environment import usable_environment
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
@@ -30,10 +33,25 @@ class _Once:
     """Whether telemetry is set up in this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._taken = False
+        self._is_inherited = False
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def _after_fork(self) -> None:
+        self._renew_lock()  # another thread of the parent may have held it
+        self._is_inherited = self._taken
 
     def take(self) -> None:
+        if self._is_inherited:
+            self._is_inherited = False
+            # Set up by the parent, not by this process: what this process says takes its place.
+            if (handle := current_telemetry()) is not None:
+                handle.shutdown()
+            self.release()
         with self._lock:
             if self._taken:
                 raise SetupError(
@@ -65,7 +83,8 @@ def setup_telemetry(
     """Set up telemetry in this process, once; the handle shuts it down.
 
     A disabled configuration touches nothing and does not import the SDK. Otherwise the global
-    OpenTelemetry providers are set if nobody set them.
+    OpenTelemetry providers are set if nobody set them. A forked child has the telemetry of its
+    parent; if it calls this itself, the new set-up takes the place of that.
 
     Args:
         config: The settings; not changed.
@@ -88,56 +107,34 @@ def setup_telemetry(
         MissingExtraError: the SDK is not installed.
     """
     if not config.enabled or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return TelemetryHandle(resolve_run_identity(config.run_id))
+        return TelemetryHandle(
+            resolve_run_identity(config.run_id, agree=agree_run_id, is_used=False)
+        )
     _once.take()
     try:
-        try:
-            with _usable_limits():
+        with usable_environment():
+            try:
                 from lens_core.telemetry import providers
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("opentelemetry"):
-                raise
-            raise MissingExtraError(error.name or "opentelemetry-sdk", "sdk") from error
-        handle = providers.install(
-            providers.Request(
-                config=dataclasses.replace(config),
-                identity=resolve_run_identity(config.run_id, agree=agree_run_id),
-                resource_attributes=resource_attributes,
-                span_exporter=span_exporter,
-                metric_reader=metric_reader,
-                otlp_endpoint=otlp_endpoint,
-                id_generator=id_generator,
-                span_processors=span_processors,
-                write_through=write_through,
-                on_released=_once.release,
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith("lens_"):
+                    raise
+                raise MissingExtraError(error.name or "opentelemetry-sdk", "sdk") from error
+            handle = providers.install(
+                providers.Request(
+                    config=dataclasses.replace(config),
+                    identity=resolve_run_identity(config.run_id, agree=agree_run_id),
+                    resource_attributes=resource_attributes,
+                    span_exporter=span_exporter,
+                    metric_reader=metric_reader,
+                    otlp_endpoint=otlp_endpoint,
+                    id_generator=id_generator,
+                    span_processors=span_processors,
+                    write_through=write_through,
+                    on_released=_once.release,
+                )
             )
-        )
     except BaseException:
         _once.release()
         raise
     set_current_telemetry(handle)
     return handle
-
-
-@contextmanager
-def _usable_limits() -> Iterator[None]:
-    """A block without the limits (``OTEL_*_LIMIT``) in the environment that are no numbers.
-
-    The SDK reads some of them when it is imported, and its import fails for a bad one.
-    """
-    bad = {
-        name: text
-        for name, text in os.environ.items()
-        if name.startswith("OTEL_")
-        and name.endswith("_LIMIT")
-        and text.strip()
-        and not text.strip().isdigit()
-    }
-    for name, text in bad.items():
-        error = ConfigError(name, text, "a number from 0")
-        incidents.record("config.invalid", str(error), todo="Using the default limit.")
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(bad)
