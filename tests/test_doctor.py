@@ -11,11 +11,14 @@ import pytest
 LENS = Path(sys.executable).with_name("lens")
 
 
+OTLP = {"NEMO_LENS_ENABLED": "1", "NEMO_LENS_EXPORTER": "otlp"}
+
+
 def doctor(**env):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("NEMO_", "OTEL_"))}
     done = subprocess.run(
         [LENS, "doctor"],
-        env={**environment, "COLUMNS": "200", **env},
+        env={**environment, "COLUMNS": "600", **env},
         capture_output=True,
         text=True,
         timeout=120,
@@ -75,9 +78,55 @@ def test_an_otlp_endpoint_that_answers_and_one_that_does_not():
             },
             "/proc/nonesuch cannot be written",
         ),
+        (
+            {
+                "NEMO_LENS_ENABLED": "1",
+                "NEMO_LENS_EXPORTER": "file",
+                "NEMO_LENS_OUTPUT_DIR": "x" * 300,
+            },
+            "cannot be written (File name too long); set NEMO_LENS_OUTPUT_DIR",
+        ),
+        (
+            {"NEMO_LENS_TRACES_ENABLED": "1", "NEMO_LENS_JOURNAL": "b", "NEMO_LENS_ENABLED": "a"},
+            "NEMO_LENS_JOURNAL='b' is not valid",
+        ),
+        ({"OTEL_PROPAGATORS": "none"}, "OTEL_PROPAGATORS='none': no context is carried"),
+        (
+            {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:99999"},
+            "http://127.0.0.1:99999/v1/traces is no endpoint for http/protobuf (Port out of range",
+        ),
+        (
+            {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"},
+            "(it does not start with http:// or https://); correct OTEL_EXPORTER_OTLP_ENDPOINT",
+        ),
+        (
+            {**OTLP, "OTEL_TRACES_SAMPLER": "nonesuch"},
+            "OTEL_TRACES_SAMPLER=nonesuch is not valid; ParentBased",
+        ),
+        (
+            {
+                **OTLP,
+                "OTEL_TRACES_SAMPLER": "traceidratio",
+                "OTEL_TRACES_SAMPLER_ARG": "5",
+            },
+            "OTEL_TRACES_SAMPLER=traceidratio OTEL_TRACES_SAMPLER_ARG=5 is not valid",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(env, problem):
     status, text = doctor(**env)
     assert status == 1
     assert problem in text
+
+
+def test_that_nothing_would_be_sampled_is_worth_a_note(tmp_path):
+    status, text = doctor(
+        NEMO_LENS_ENABLED="1",
+        NEMO_LENS_EXPORTER="file",
+        NEMO_LENS_OUTPUT_DIR=str(tmp_path),
+        NEMO_LENS_SPAN_GROUPS="default,nonesuch",
+        OTEL_TRACES_SAMPLER="always_off",
+    )
+    assert status == 0
+    assert "OTEL_TRACES_SAMPLER=always_off: no trace that starts here is recorded" in text
+    assert "span groups nonesuch are none that is known here" in text

@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lens_core import NemoLensConfig
+from lens_core import NemoLensConfig, span_registry
 from lens_core.carrier import get_global_textmap
 from lens_core.errors import ConfigError
 from lens_core.incidents import incidents
-from lens_core.telemetry.otlp_settings import SIGNALS, read_otlp_settings
+from lens_core.telemetry.otlp_settings import SIGNALS, OtlpSettings, read_otlp_settings
 from lens_core.telemetry.run_identity import resolve_run_identity
+from lens_core.telemetry.sampling import sampler_from_env
 
 __all__ = ["Finding", "doctor", "examine"]
 
@@ -94,11 +95,13 @@ def _versions() -> Iterator[Finding]:
 
 
 def _settings() -> Iterator[Finding]:
-    try:
-        config = NemoLensConfig.from_env(strict=True)
-    except ConfigError as error:
-        yield Finding("settings", "problem", str(error))
-        config = NemoLensConfig.from_env()
+    for name, value in sorted(os.environ.items()):
+        # One by one: a bad value must not hide the next.
+        try:
+            NemoLensConfig.from_env(environ={name: value}, strict=True)
+        except ConfigError as error:
+            yield Finding("settings", "problem", str(error))
+    config = NemoLensConfig.from_env()
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield Finding("settings", "note", "OTEL_SDK_DISABLED=true: nothing is recorded")
     if not config.enabled:
@@ -119,10 +122,34 @@ def _settings() -> Iterator[Finding]:
         f"enabled, exporter {config.exporter}, {' + '.join(signals) or 'no signal'}, "
         f"span groups {config.span_groups}",
     )
+    unknown = span_registry.resolve(config.span_groups).unknown
+    if unknown:
+        known = ", ".join(sorted({*span_registry.presets(), *span_registry.groups()}))
+        yield Finding(
+            "settings",
+            "note",
+            f"span groups {', '.join(unknown)} are none that is known here ({known}); "
+            "a library may register them later",
+        )
+    if config.traces_enabled:
+        yield _sampling()
     if config.exporter == "otlp":
         yield from _otlp(signals)
     elif config.exporter != "console":
         yield _writable(Path(config.output_dir))
+
+
+def _sampling() -> Finding:
+    bad_before = incidents.count("config.invalid")
+    description = sampler_from_env().get_description()
+    named = "=".join(("OTEL_TRACES_SAMPLER", os.environ.get("OTEL_TRACES_SAMPLER", "")))
+    if argument := os.environ.get("OTEL_TRACES_SAMPLER_ARG", ""):
+        named += f" OTEL_TRACES_SAMPLER_ARG={argument}"
+    if incidents.count("config.invalid") > bad_before:
+        return Finding("sampling", "problem", f"{named} is not valid; {description} is used")
+    if named.lower().strip().endswith("always_off"):
+        return Finding("sampling", "note", f"{named}: no trace that starts here is recorded")
+    return Finding("sampling", "ok", description)
 
 
 def _otlp(signals: list[str]) -> Iterator[Finding]:
@@ -130,15 +157,19 @@ def _otlp(signals: list[str]) -> Iterator[Finding]:
         if signal not in signals:
             continue
         settings = read_otlp_settings(signal)
-        parts = urlsplit(
-            settings.endpoint if "//" in settings.endpoint else f"//{settings.endpoint}"
-        )
-        port = parts.port or {"https": 443}.get(
-            parts.scheme, 4317 if settings.protocol == "grpc" else 80
-        )
+        try:
+            host, port = _address(settings)
+        except ValueError as error:
+            yield Finding(
+                "OTLP",
+                "problem",
+                f"{signal}: {settings.endpoint} is no endpoint for {settings.protocol} ({error}); "
+                "correct OTEL_EXPORTER_OTLP_ENDPOINT",
+            )
+            continue
         where = f"{signal} by {settings.protocol} to {settings.endpoint}"
         try:
-            with socket.create_connection((parts.hostname or "", port), _CONNECT_TIMEOUT_S):
+            with socket.create_connection((host, port), _CONNECT_TIMEOUT_S):
                 yield Finding("OTLP", "ok", f"{where}: something answers there")
         except OSError as error:
             yield Finding(
@@ -149,11 +180,27 @@ def _otlp(signals: list[str]) -> Iterator[Finding]:
             )
 
 
+def _address(settings: OtlpSettings) -> tuple[str, int]:
+    """Host and port of an endpoint.
+
+    Raises:
+        ValueError: If the exporter could not use it.
+    """
+    endpoint, grpc = settings.endpoint, settings.protocol == "grpc"
+    parts = urlsplit(endpoint if "//" in endpoint or not grpc else f"//{endpoint}")
+    if not grpc and parts.scheme not in ("http", "https"):
+        raise ValueError("it does not start with http:// or https://")
+    if not parts.hostname:
+        raise ValueError("it names no host")
+    default = 443 if parts.scheme == "https" else 4317 if grpc else 80
+    return parts.hostname, parts.port or default
+
+
 def _writable(directory: Path) -> Finding:
-    place = directory
-    while not place.exists() and place != place.parent:
-        place = place.parent
     try:
+        place = directory
+        while not place.exists() and place != place.parent:
+            place = place.parent
         with tempfile.NamedTemporaryFile(dir=place):
             return Finding("files", "ok", f"runs go to {directory.resolve()}")
     except OSError as error:
@@ -185,6 +232,13 @@ def _propagation() -> Iterator[Finding]:
             "problem",
             f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS')!r} cannot be loaded; "
             f"using {', '.join(fields)}",
+        )
+    elif not fields:
+        yield Finding(
+            "propagators",
+            "problem",
+            f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS')!r}: no context is carried; "
+            "unset it, or name tracecontext and baggage",
         )
     elif "traceparent" not in fields:
         yield Finding(
