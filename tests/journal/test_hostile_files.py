@@ -271,3 +271,13 @@ def test_a_directory_that_cannot_be_read_is_said(tmp_path, monkeypatch):
     missing = tmp_path / "gone"
     assert take_snapshot([missing]).problems == [f"{missing}: No such file or directory"]
     assert find_families(tmp_path) == []
+
+
+@pytest.mark.parametrize("run", ["", "x" * 300, "x" * 5000, "\ud800", "a\nb"], ids=repr)
+@pytest.mark.parametrize("command", ["hang", "recover", "stacks"])
+def test_what_names_no_run_is_said(command, run, tmp_path, monkeypatch):
+    (tmp_path / "spans-a.lensj").write_bytes(journal([(SPAN, [(Kind.START, start(6))])]))
+    monkeypatch.chdir(tmp_path)  # an empty name does not mean what lies here
+    result = CliRunner().invoke(main, [command, run])
+    assert (result.exit_code, type(result.exception)) == (2, SystemExit)
+    assert (tmp_path / "spans-a.lensj").exists()

@@ -87,17 +87,20 @@ def search_directories(run: str) -> list[Path]:
     A directory is searched with all below it, so that ``NEMO_LENS_JOURNAL_DIR`` itself can be named
     as well as a run's directory in it.
     """
+    if not run:
+        return []  # an unset variable, and not the current directory
     named = Path(run)
     found: list[Path] = []
-    if named.is_dir():
+    # Not Path.is_dir, which raises for what is too long to be the name of a directory.
+    if os.path.isdir(run):
         found = [named, *sorted({path.parent for path in named.rglob(f"*{JOURNAL_SUFFIX}")})]
-    name = run_name(named.resolve().name if named.is_dir() else run)
+    name = run_name(named.resolve().name if os.path.isdir(run) else run)
     roots = [Path(os.environ.get("NEMO_LENS_JOURNAL_DIR", "") or os.devnull)]
     roots += [parent / f"lens-{os.getuid()}" for parent in (_MEMORY, Path(tempfile.gettempdir()))]
     found += [root / name for root in roots]
     unique: list[Path] = []
     for path in found:
-        if path.is_dir() and not any(path.samefile(other) for other in unique):
+        if os.path.isdir(path) and not any(path.samefile(other) for other in unique):
             unique.append(path)
     return unique
 
