@@ -64,6 +64,10 @@ def test_a_link_or_a_parent_resolves(receiver):
         (span("2", "hop", "recv", parent="3"), "the receiver points at 3"),
         (span("2", "hop", "recv", parent="1", trace="b" * 32), "the receiver points at 1"),
         (span("2", "other", "recv", links=[(TRACE, "1")]), "0 spans say that they sent it"),
+        (
+            span("2", "hop", "recv", links=[(TRACE, "1")], transport="ray"),
+            "0 spans say that they sent it",
+        ),
     ],
 )
 def test_anything_else_does_not(receiver, problem):

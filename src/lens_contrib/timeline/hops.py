@@ -41,26 +41,30 @@ def resolve_hops(spans: Iterable[SpanRecord]) -> Mapping[str, HopResolution]:
     A receiver is resolved where it has exactly one link and the link is to the one sender of the
     hop's name, or no link and that sender is its parent.
     """
-    senders: dict[object, list[SpanRecord]] = defaultdict(list)
+    senders: dict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
     receivers: list[SpanRecord] = []
     for span in spans:
         if span.attributes.get(LENS_HOP_ID) is None:
             continue
         if span.attributes.get(LENS_HOP_DIRECTION) == "send":
-            senders[span.attributes[LENS_HOP_ID]].append(span)
+            senders[_transport(span), str(span.attributes[LENS_HOP_ID])].append(span)
         elif span.attributes.get(LENS_HOP_DIRECTION) == "recv":
             receivers.append(span)
     result: dict[str, HopResolution] = {}
     for receiver in receivers:
-        transport = str(receiver.attributes.get(LENS_TRANSPORT, "unknown"))
+        transport, hop = _transport(receiver), str(receiver.attributes[LENS_HOP_ID])
         resolution = result.setdefault(transport, HopResolution(transport))
         resolution.receivers += 1
-        problem = _problem(receiver, senders.get(receiver.attributes[LENS_HOP_ID], []))
+        problem = _problem(receiver, senders.get((transport, hop), []))
         if problem:
-            resolution.problems.append(f"{receiver.attributes[LENS_HOP_ID]!s}: {problem}")
+            resolution.problems.append(f"{hop}: {problem}")
         else:
             resolution.resolved += 1
     return result
+
+
+def _transport(span: SpanRecord) -> str:
+    return str(span.attributes.get(LENS_TRANSPORT, "unknown"))
 
 
 def _problem(receiver: SpanRecord, senders: list[SpanRecord]) -> str:

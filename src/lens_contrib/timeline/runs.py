@@ -22,6 +22,7 @@ from lens_core.semconv import NEMO_SPAN_TRUNCATED, NV_DL_RANK
 
 __all__ = ["EventRecord", "LinkRecord", "Run", "RunError", "SpanRecord", "read_run", "run_files"]
 
+_HEX_DIGITS: Final = frozenset("0123456789abcdef")
 #: Largest line that is read: the Collector's file exporter writes a batch per line.
 _MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 
@@ -307,6 +308,7 @@ def _integer(value: object) -> int:
 
 def _hex(value: object, digits: int) -> str:
     text = str(value).lower()
-    if len(text) != digits or not int(text, 16):
+    # By its digits, since int() also takes "0x", signs, underscores and the digits of other scripts.
+    if len(text) != digits or not _HEX_DIGITS.issuperset(text) or not text.strip("0"):
         raise ValueError(f"{text!r} is not an id of {digits} hex digits")
     return text
