@@ -308,7 +308,7 @@ def _integer(value: object) -> int:
 
 def _hex(value: object, digits: int) -> str:
     text = str(value).lower()
-    # By its digits, since int() also takes "0x", signs, underscores and the digits of other scripts.
+    # By its digits: int() also takes "0x", signs, underscores and the digits of other scripts.
     if len(text) != digits or not _HEX_DIGITS.issuperset(text) or not text.strip("0"):
         raise ValueError(f"{text!r} is not an id of {digits} hex digits")
     return text
