@@ -94,10 +94,11 @@ def search_directories(run: str) -> list[Path]:
     # Not Path.is_dir, which raises for what is too long to be the name of a directory.
     if os.path.isdir(run):
         found = [named, *sorted({path.parent for path in named.rglob(f"*{JOURNAL_SUFFIX}")})]
-    name = run_name(named.resolve().name if os.path.isdir(run) else run)
+    # A run that hangs in its first step has no directory yet, only the name of one.
+    names = [run_name(named.resolve().name)] if found else [run_name(run), run_name(named.name)]
     roots = [Path(os.environ.get("NEMO_LENS_JOURNAL_DIR", "") or os.devnull)]
     roots += [parent / f"lens-{os.getuid()}" for parent in (_MEMORY, Path(tempfile.gettempdir()))]
-    found += [root / name for root in roots]
+    found += [root / name for root in roots for name in names]
     unique: list[Path] = []
     for path in found:
         if os.path.isdir(path) and not any(path.samefile(other) for other in unique):
