@@ -71,7 +71,7 @@ def run_ranks(
     world_size: int,
     timeout_s: float,
     *args: Any,
-    group_timeout_s: float = 30.0,
+    group_timeout_s: float = 60.0,
     init_group: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
@@ -110,7 +110,7 @@ def rank_outcomes(
     world_size: int,
     timeout_s: float,
     *args: Any,
-    group_timeout_s: float = 30.0,
+    group_timeout_s: float = 60.0,
     init_group: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> list[Outcome]:

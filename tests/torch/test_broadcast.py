@@ -37,7 +37,7 @@ def _every_source(rank, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_rank_gets_the_context_of_the_source(world_size):
-    reports = run_ranks(_every_source, world_size, 60)
+    reports = run_ranks(_every_source, world_size, 120)
     for source in range(world_size):
         sent = reports[source][0][source]
         assert sent["traceparent"].startswith("00-")
@@ -70,7 +70,7 @@ def _states(rank, world_size):
 
 
 def test_one_rank_disabled_one_unsampled_one_exporting():
-    reports = run_ranks(_states, 3, 60)
+    reports = run_ranks(_states, 3, 120)
     # One broadcast of one frame for each call on each rank, whatever its state.
     assert [sizes for _, sizes in reports] == [[[("torch.uint8", (1024,), "cpu")]] * 3] * 3
     for source, sampled in ((1, 0), (2, 1)):
@@ -96,7 +96,7 @@ def _headers(rank, world_size):
 
 
 def test_baggage_travels_and_what_is_too_large_is_left_out_and_counted():
-    reports = run_ranks(_headers, 2, 60)
+    reports = run_ranks(_headers, 2, 120)
     assert reports[0][0] == reports[1][0]
     small, large, after = reports[1][0]
     assert baggage.get_baggage("user", extract_context(small)) == "jürgen"
@@ -130,7 +130,7 @@ def _other_propagator(rank, world_size):
 
 
 def test_another_global_propagator_is_used_from_when_it_is_set():
-    first, second = run_ranks(_other_propagator, 2, 60)
+    first, second = run_ranks(_other_propagator, 2, 120)
     assert set(first[0]) == {"traceparent"}
     assert first[1] == second[1] == {"x-span": first[2]}
 
@@ -155,14 +155,14 @@ def _skipped(rank, world_size, with_step):
 
 
 def test_with_a_step_a_skipped_call_costs_contexts_and_links_nothing_wrong():
-    (sent, _, _), (_, received, counted) = run_ranks(_skipped, 2, 60, True)
+    (sent, _, _), (_, received, counted) = run_ranks(_skipped, 2, 120, True)
     # Step 0 was in step; then the frames of steps 1, 2 and 3 came in the calls of 2, 3 and 4.
     assert received == [sent[0], None, None, None]
     assert counted == 3
 
 
 def test_without_a_step_a_skipped_call_is_delivered_to_the_next_one():
-    (sent, _, _), (_, received, counted) = run_ranks(_skipped, 2, 60, False)
+    (sent, _, _), (_, received, counted) = run_ranks(_skipped, 2, 120, False)
     assert received == sent
     assert counted == 0
 
@@ -187,7 +187,7 @@ def _foreign_message(rank, world_size):
 
 
 def test_a_message_of_somebody_else_is_no_context():
-    (carrier, *_), (_, first, wrong, after, counts) = run_ranks(_foreign_message, 2, 60)
+    (carrier, *_), (_, first, wrong, after, counts) = run_ranks(_foreign_message, 2, 120)
     assert first == carrier
     assert wrong == [None, None]
     assert after == [None, carrier]
@@ -246,4 +246,4 @@ def _random_streams(rank, world_size):
 
 
 def test_the_random_streams_of_the_training_are_left_alone():
-    assert run_ranks(_random_streams, 2, 60) == [(True, True)] * 2
+    assert run_ranks(_random_streams, 2, 120) == [(True, True)] * 2

@@ -38,7 +38,7 @@ def _subgroups(rank, world_size):
 
 
 def test_subgroups_and_group_relative_sources():
-    reports = run_ranks(_subgroups, 4, 60)
+    reports = run_ranks(_subgroups, 4, 120)
     own = [report["carrier"] for report in reports]
 
     def got(key):
@@ -76,7 +76,7 @@ def _wrong_arguments(rank, world_size):
 
 
 def test_wrong_arguments_are_clear_errors_before_anything_is_sent():
-    reports = run_ranks(_wrong_arguments, 3, 60)
+    reports = run_ranks(_wrong_arguments, 3, 120)
     for rank, (errors, _, received, uninitialized) in enumerate(reports):
         kind, text = errors["source out of range"]
         assert kind == "SourceRankError"
@@ -157,7 +157,7 @@ def _cpu_only_group(rank, world_size):
 
 
 def test_a_group_of_the_host_alone():
-    reports = run_ranks(_cpu_only_group, 2, 60, init_group=False)
+    reports = run_ranks(_cpu_only_group, 2, 120, init_group=False)
     assert [received for _, received in reports] == [reports[1][0]] * 2
 
 

@@ -48,7 +48,7 @@ def _every_size_and_mode(rank, world_size):
 
 
 def test_the_receiver_gets_the_carrier_of_the_true_sender_in_every_mode():
-    (first, counts_first), (second, counts_second) = run_ranks(_every_size_and_mode, 2, 60)
+    (first, counts_first), (second, counts_second) = run_ranks(_every_size_and_mode, 2, 120)
     assert len(first) == len(MODES) * (len(SIZES) + 1)
     for one, other in zip(first, second, strict=True):
         assert one[1] == other[0]
@@ -75,7 +75,7 @@ def _every_dtype(rank, world_size):
 
 
 def test_every_dtype_also_without_dimensions_and_without_elements():
-    first, second = run_ranks(_every_dtype, 2, 90)
+    first, second = run_ranks(_every_dtype, 2, 120)
     assert first == second
     assert first[0] == []
     assert first[1] >= 20
@@ -108,7 +108,7 @@ def _in_flight(rank, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_many_in_flight_waited_for_in_another_order(world_size):
-    reports = run_ranks(_in_flight, world_size, 60)
+    reports = run_ranks(_in_flight, world_size, 120)
     for rank, (_, carriers, values, before, done, of_a_send) in enumerate(reports):
         source = (rank - 1) % world_size
         assert carriers == reports[source][0]
@@ -138,7 +138,7 @@ def _tags(rank, world_size):
 
 
 def test_tags_match_messages_out_of_order():
-    own, (received, counts) = run_ranks(_tags, 2, 60)
+    own, (received, counts) = run_ranks(_tags, 2, 120)
     assert received == [(own[1], 8.0), (own[0], 7.0), (own[2], 7.0)]
     assert counts == {}
 
@@ -167,7 +167,7 @@ def _batch(rank, world_size):
 
 @pytest.mark.parametrize("world_size", [3, 4])
 def test_a_batch_gives_one_work_an_operation_with_its_carrier(world_size):
-    reports = run_ranks(_batch, world_size, 60)
+    reports = run_ranks(_batch, world_size, 120)
     for rank, (_, carriers, values) in enumerate(reports):
         following, previous = (rank + 1) % world_size, (rank - 1) % world_size
         before, after = reports[previous][0], reports[following][0]
@@ -198,7 +198,7 @@ def _mixed_calls(rank, world_size):
 
 
 def test_the_mode_depends_on_the_size_alone_so_calls_of_every_kind_match():
-    own, (carriers, counts) = run_ranks(_mixed_calls, 2, 60)
+    own, (carriers, counts) = run_ranks(_mixed_calls, 2, 120)
     assert carriers == [own] * 4
     assert counts == {}
 
@@ -225,7 +225,7 @@ def _autograd(rank, world_size):
 
 def test_autograd_sees_a_receive_as_it_sees_torchs_own():
     expected = (True, 0, True, [1.0] * 4, [2.0] * 4)
-    assert run_ranks(_autograd, 2, 60) == [expected] * 2
+    assert run_ranks(_autograd, 2, 120) == [expected] * 2
 
 
 def _on_gpus(rank, world_size):

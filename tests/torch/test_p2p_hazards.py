@@ -57,7 +57,7 @@ def _threads(rank, world_size):
 
 
 def test_threads_with_tags_of_their_own_keep_their_messages():
-    (sent, _, problems, _), (_, received, more, counts) = run_ranks(_threads, 2, 60)
+    (sent, _, problems, _), (_, received, more, counts) = run_ranks(_threads, 2, 120)
     assert problems == more == []
     assert len(received) == 200
     for (tag, number), (carrier, values) in received.items():
@@ -79,7 +79,7 @@ def _detail(rank, world_size):
 
 
 def test_under_torchs_own_checks():
-    reports = run_ranks(_detail, 2, 60, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    reports = run_ranks(_detail, 2, 120, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     (first, from_second), (second, from_first) = reports
     assert from_first == [first] * 5
     assert from_second == [first] + [second] * 4
@@ -128,7 +128,7 @@ def _refused(rank, world_size):
 
 
 def test_what_no_carrier_can_ride_on_is_refused_before_anything_is_sent():
-    reports = run_ranks(_refused, 2, 60)
+    reports = run_ranks(_refused, 2, 120)
     hints = {
         "transposed": ".contiguous()",
         "column": ".contiguous()",
@@ -190,7 +190,7 @@ def _peers(rank, world_size):
 
 
 def test_peers_and_groups_are_checked_by_name():
-    reports = run_ranks(_peers, 3, 60)
+    reports = run_ranks(_peers, 3, 120)
     for rank, (errors, _, _) in enumerate(reports):
         assert errors["out of range"] == (
             "PeerRankError",
@@ -242,7 +242,7 @@ def _states(rank, world_size):
 
 
 def test_one_rank_disabled_one_unsampled_one_exporting():
-    reports = run_ranks(_states, 3, 60)
+    reports = run_ranks(_states, 3, 120)
     assert reports[0][1] == reports[1][1] == reports[2][1]
     assert ("torch.uint8", (32 + P2P_CAPACITY,)) in reports[0][1]
     for rank, (results, _) in enumerate(reports):
@@ -275,7 +275,7 @@ def _lost_message(rank, world_size):
 
 
 def test_a_lost_message_costs_one_context_and_no_more():
-    own, (received, counted) = run_ranks(_lost_message, 2, 60)
+    own, (received, counted) = run_ranks(_lost_message, 2, 120)
     assert received == [(own[0], 0.0), (None, 2.0), (own[3], 3.0)]
     assert counted == 1
 
@@ -299,7 +299,7 @@ def _stale(rank, world_size):
 
 
 def test_no_frame_and_a_broken_frame_are_no_context_and_never_the_last_one():
-    own, (received, counts) = run_ranks(_stale, 2, 60)
+    own, (received, counts) = run_ranks(_stale, 2, 120)
     carriers = [carrier for carrier, _ in received]
     assert carriers == [own, None, None]
     assert received[1][1] == as_bytes(torch.full((8,), 2.0)).tolist()
