@@ -16,7 +16,7 @@ SNIPPETS = dict(
 
 
 def test_there_is_a_quick_start_per_transport_of_at_most_20_lines():
-    assert SNIPPETS.keys() == {"setup", "broadcast", "p2p", "ray"}
+    assert SNIPPETS.keys() == {"setup", "broadcast", "p2p", "derived", "ray"}
     for name, snippet in SNIPPETS.items():
         assert len(snippet.splitlines()) <= 20, name
 
@@ -96,6 +96,31 @@ def _p2p_rank(rank, world_size, snippet):
 def test_p2p():
     sender, receiver = run_ranks(_p2p_rank, 2, 60, SNIPPETS["p2p"])
     assert receiver["forward"][1] == [sender["send_forward"][0]]
+
+
+def _derived_rank(rank, world_size, snippet):
+    import torch
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from lens_core import NemoLensConfig, setup_telemetry
+
+    exporter = InMemorySpanExporter()
+    config = NemoLensConfig(enabled=True, run_id="readme", journal="off", metrics_enabled=False)
+    handle = setup_telemetry(config, span_exporter=exporter)
+    namespace = {}
+    exec(snippet, namespace)
+    namespace["prepare"]()
+    tensor = torch.full((4,), float(5 - rank))
+    namespace["train_step"](7, rank, tensor)
+    handle.shutdown()
+    traces = {span.context.trace_id for span in exporter.get_finished_spans()}
+    return tensor.tolist(), traces, _spans_by_name(exporter)
+
+
+def test_derived():
+    (_, _, sender), (received, _, receiver) = run_ranks(_derived_rank, 2, 60, SNIPPETS["derived"])
+    assert received == [5.0] * 4
+    assert receiver["recv_forward"][1] == [sender["send_forward"][0]]
 
 
 @pytest.mark.timeout(170)
