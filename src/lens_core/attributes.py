@@ -117,7 +117,7 @@ def clean_attributes(
         kind = type(value)
         try:
             # The common cases first: this runs once per span, in the training step.
-            if kind is bool or kind is float or (kind is int and value in _INT64):
+            if (kind is int and value in _INT64) or kind is float or kind is bool:
                 cleaned[key] = REDACTED if is_secret(key) else value  # type: ignore[assignment]
             elif kind is str and len(value) <= _SHORT:  # type: ignore[arg-type]
                 cleaned[key] = REDACTED if is_secret(key) else _redact_short(value)
