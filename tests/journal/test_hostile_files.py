@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from lens_contrib.cli import main
+from lens_contrib.recovery.ship import ship_run
 from lens_contrib.timeline.open_processes import take_snapshot
 from lens_core.telemetry.journal import process as described
 from lens_core.telemetry.journal.death import death_reason
@@ -33,6 +34,7 @@ from lens_core.telemetry.journal.location import search_directories
 from lens_core.telemetry.journal.reader import parse_journal
 from lens_core.telemetry.journal.recovery import DirectorySink, recover
 from lens_core.telemetry.journal.spill import SpilledSpan, SpillFile, SpillReader
+from tests.telemetry.harness import receiving
 
 NO_PROCESS = 2**22 + 1  # beyond the largest process id that Linux gives
 TRACE = b"1" * 16
@@ -292,3 +294,31 @@ def test_a_run_whose_directory_is_not_there_yet(tmp_path, monkeypatch):
     for run in ("run-7", str(tmp_path / "runs" / "run-7"), str(tmp_path / "runs" / "run-7") + "/"):
         assert search_directories(run) == [journals]
     assert search_directories(str(tmp_path / "runs" / "run-8")) == []
+
+
+ODD_LINES = [
+    "5", "null", "[]", "x", "[" * 100_000, '{"resourceSpans": null}', '{"resourceSpans": [5]}',
+    '{"resourceSpans": {"a": 1}}', '{"resourceSpans": [{"scopeSpans": 5}]}',
+    '{"resourceSpans": [{"scopeSpans": [{"spans": [3]}]}]}',
+    '{"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ODD_LINES, ids=lambda line: line[:60])
+def test_a_line_that_is_not_of_its_form_does_not_stop_the_others(line, tmp_path):
+    span = {"traceId": "1" * 32, "spanId": "2" * 16, "name": "x"}
+    good = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+    (tmp_path / "spans-h-1-2.jsonl").write_text(f"{line}\n{good}\n")
+    with receiving() as receiver:
+        shipped = ship_run(tmp_path, receiver.endpoint)
+    assert (shipped.sent, len(shipped.problems)) == (1, 1)
+    assert "spans-h-1-2.jsonl:1: " in shipped.problems[0]
+
+
+@pytest.mark.parametrize("endpoint", ["", "collector", "ftp://x", "http://[::1", "http://a:x"])
+@pytest.mark.parametrize("command", ["ship", "recover", "agent"])
+def test_an_endpoint_that_is_none_is_refused_at_once(command, endpoint, tmp_path):
+    (tmp_path / "spans-a.lensj").write_bytes(journal([(SPAN, [(Kind.START, start(6))])]))
+    result = CliRunner().invoke(main, [command, str(tmp_path), "--otlp", endpoint])
+    assert (result.exit_code, "is no URL" in result.output) == (2, True)
+    assert (tmp_path / "spans-a.lensj").exists()

@@ -11,6 +11,7 @@ from types import FrameType
 
 import click
 
+from lens_contrib.recovery.endpoint import check_endpoint
 from lens_contrib.recovery.shipping import Round, Shipper
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.attach import SenderSink
@@ -20,9 +21,20 @@ __all__ = ["agent"]
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--otlp", required=True, metavar="ENDPOINT", help="OTLP/HTTP receiver.")
 @click.option(
-    "--interval", "interval_s", default=1.0, show_default=True, help="Seconds between rounds."
+    "--otlp",
+    required=True,
+    metavar="ENDPOINT",
+    callback=check_endpoint,
+    help="OTLP/HTTP receiver.",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0, max=threading.TIMEOUT_MAX),
+    default=1.0,
+    show_default=True,
+    help="Seconds between rounds.",
 )
 @click.option("--once", is_flag=True, help="Do one round and end.")
 def agent(directory: Path, otlp: str, interval_s: float, once: bool) -> None:

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from lens_contrib.recovery.asking import ask_for_stacks
+from lens_contrib.recovery.endpoint import check_endpoint
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.attach import SenderSink
 from lens_core.telemetry.journal.location import search_directories
@@ -35,7 +36,12 @@ def _exit_status(text: str) -> tuple[int, int]:
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for the recovered spans, instead of the run's own.",
 )
-@click.option("--otlp", metavar="ENDPOINT", help="Send them to this OTLP/HTTP receiver instead.")
+@click.option(
+    "--otlp",
+    metavar="ENDPOINT",
+    callback=check_endpoint,
+    help="Send them to this OTLP/HTTP receiver instead.",
+)
 @click.option(
     "--exit-status",
     "exit_statuses",

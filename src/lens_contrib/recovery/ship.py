@@ -22,6 +22,7 @@ from typing import BinaryIO, Final, cast
 
 import click
 
+from lens_contrib.recovery.endpoint import check_endpoint
 from lens_contrib.timeline.runs import RunError, run_files
 from lens_core.telemetry.delivery import Outcome
 from lens_core.telemetry.journal.location import search_directories
@@ -128,10 +129,41 @@ def _groups(files: list[Path], problems: list[str]) -> Iterator[JsonObject]:
                 if not line.endswith(b"\n"):
                     continue  # still being written, or torn when its process was killed
                 try:
-                    message = json.loads(line)
-                    yield from cast("list[JsonObject]", message.get("resourceSpans", ()))
-                except (ValueError, AttributeError) as error:
+                    groups = _checked(json.loads(line))
+                except (ValueError, RecursionError) as error:
                     problems.append(f"{path}:{number}: {error}")
+                    continue
+                yield from groups
+
+
+def _checked(message: object) -> list[JsonObject]:
+    """The groups of a line of OTLP JSON; a line of another form must not stop the others.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    groups = _objects(_object(message), "resourceSpans")
+    for group in groups:
+        for scope in _objects(group, "scopeSpans"):
+            for span in _objects(scope, "spans"):
+                if not isinstance(span.get("traceId"), str) or not isinstance(
+                    span.get("spanId"), str
+                ):
+                    raise ValueError("a span has no id")
+    return groups
+
+
+def _objects(parent: JsonObject, name: str) -> list[JsonObject]:
+    items = parent.get(name, [])
+    if not isinstance(items, list):
+        raise ValueError(f"{name} is no list")
+    return [_object(item) for item in items]
+
+
+def _object(value: object) -> JsonObject:
+    if not isinstance(value, dict):
+        raise ValueError(f"{type(value).__name__} is no object of OTLP")
+    return cast("JsonObject", value)
 
 
 def _without(
@@ -157,7 +189,12 @@ def _without(
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--otlp", metavar="ENDPOINT", help="OTLP/HTTP receiver, if not the configured one.")
+@click.option(
+    "--otlp",
+    metavar="ENDPOINT",
+    callback=check_endpoint,
+    help="OTLP/HTTP receiver, if not the configured one.",
+)
 def ship(directory: Path, otlp: str | None) -> None:
     """Send the spans of a run's directory to a collector, each once.
 

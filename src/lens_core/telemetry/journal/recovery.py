@@ -290,5 +290,5 @@ def _ids_of(line: bytes, wanted: set[str]) -> set[int]:
             for span in scope.get("spans", ())
             if span.get("spanId") in wanted
         }
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return set()
