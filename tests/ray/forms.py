@@ -692,3 +692,47 @@ def dispatch_of_every_kind_of_target():
 
     got(ray_dispatch_with_context(Plain, a=1).get.remote(), {"a": 1})
     return ["add", "add", "Sync.method", "Sync.method"]
+
+
+@form
+def a_carrier_that_the_user_declares():
+    """By name or by position, it is the user's; injected only where he has not given one."""
+    from lens_contrib.ray import inject_ray_context
+
+    @ray.remote(num_cpus=0)
+    @traced
+    def first(_otel_carrier, x):
+        return (_otel_carrier or {}).get("traceparent"), x
+
+    @ray.remote(num_cpus=0)
+    @traced
+    def last(x, _otel_carrier=None):
+        return (_otel_carrier or {}).get("traceparent"), x
+
+    @ray.remote(num_cpus=0)
+    @traced
+    class Declares:
+        def method(self, x, _otel_carrier=None):
+            return (_otel_carrier or {}).get("traceparent"), x
+
+        @staticmethod
+        def static(_otel_carrier, x):
+            return (_otel_carrier or {}).get("traceparent"), x
+
+    @ray.remote(num_cpus=0)
+    @traced
+    def only_by_position(x, _otel_carrier=None, /):
+        return x, _otel_carrier
+
+    carrier = inject_ray_context()
+    parent = carrier["traceparent"]
+    actor = Declares.remote()
+    got(first.remote(carrier, 1), (parent, 1))
+    got(first.remote(x=1), (parent, 1))
+    got(last.remote(1), (parent, 1))
+    got(last.remote(1, carrier), (parent, 1))
+    got(actor.method.remote(1), (parent, 1))
+    got(actor.method.remote(1, carrier), (parent, 1))
+    got(actor.static.remote(carrier, 1), (parent, 1))
+    got(only_by_position.remote(1, 2), (1, 2))
+    return ["first"] * 2 + ["last"] * 2 + ["Declares.method"] * 2 + ["Declares.static"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -44,8 +45,9 @@ def wrap_function(function: _Function, spec: CallSpec, *, inject: bool) -> _Func
     if getattr(function, TRACED_MARK, False):
         return function
     signature = _signature(function)
-    # A user who declares the argument also gets its value.
-    wants = CARRIER_ARGUMENT in signature.parameters
+    wants = _wants(signature)
+    method = spec["method"]
+    bound = "." in str(method) and next(iter(signature.parameters), "") in _BOUND
     if inspect.isasyncgenfunction(function):
         wrapper = _async_generator(function, spec, wants)
     elif inspect.iscoroutinefunction(function):
@@ -59,12 +61,31 @@ def wrap_function(function: _Function, spec: CallSpec, *, inject: bool) -> _Func
     attributes: dict[str, object] = {
         "__signature__": _with_carriers(signature),
         "__ray_invocation_decorator__": _hook(
-            OuterDecorators(wrapper, CARRIER_ARGUMENT), spec, inject
+            OuterDecorators(wrapper, CARRIER_ARGUMENT),
+            spec,
+            inject and wants >= 0,
+            wants - bound,
         ),
         TRACED_MARK: True,
     }
     wrapper.__dict__.update(attributes)
     return wrapper
+
+
+def _wants(signature: inspect.Signature) -> int:
+    """Whether the user declares the argument, and so gets its value: 0 if not.
+
+    Otherwise how many positional arguments a call has at least if the user passes the value as one
+    of them; -1 if that is the only way to pass it.
+    """
+    parameter = signature.parameters.get(CARRIER_ARGUMENT)
+    if parameter is None:
+        return 0
+    if parameter.kind is _KEYWORD_ONLY:
+        return sys.maxsize
+    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return list(signature.parameters).index(CARRIER_ARGUMENT) + 1
+    return -1
 
 
 def _signature(function: _Function) -> inspect.Signature:
@@ -91,13 +112,15 @@ def _with_carriers(signature: inspect.Signature) -> inspect.Signature:
 
 _VAR_KEYWORD: Final = inspect.Parameter.VAR_KEYWORD
 _KEYWORD_ONLY: Final = inspect.Parameter.KEYWORD_ONLY
+#: First parameters that callers do not pass.
+_BOUND: Final = frozenset({"self", "cls"})
 
 
 # From here on, nested functions: they are pickled by value, so their bodies import what they need,
 # and their closures hold nothing of ours that would have to be imported in order to unpickle it.
 
 
-def _hook(guard: OuterDecorators, spec: CallSpec, automatic: bool) -> _Function:
+def _hook(guard: OuterDecorators, spec: CallSpec, automatic: bool, given_at: int) -> _Function:
     """What Ray calls in the caller's process, before each submission of the traced function."""
     injector: Any = None
     tolerant: Any = guard
@@ -118,20 +141,29 @@ def _hook(guard: OuterDecorators, spec: CallSpec, automatic: bool) -> _Function:
             if tolerant is False:
                 return invocation
         submit: _Function = injector.around(invocation)
-        return submit
+        if given_at <= 0 or submit is invocation:
+            return submit
+
+        def unless_given(args: Any, kwargs: Any) -> Any:
+            # A carrier that the user passes by position must not be given by name as well.
+            return (submit if len(args) < given_at else invocation)(args, kwargs)
+
+        return unless_given
 
     invocation_decorator.__lens_tolerant__ = tolerant  # type: ignore[attr-defined]
     return invocation_decorator
 
 
-def _plain(function: _Function, spec: CallSpec, wants: bool) -> _Function:
+def _plain(function: _Function, spec: CallSpec, wants: int) -> _Function:
     entry: Any = None
 
     def call(
         *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal entry
-        if wants:
+        if wants > 0 and len(args) >= wants:
+            _otel_carrier = args[wants - 1]
+        elif wants > 0:
             carrier = _otel_carrier
             if type(carrier) is bytes:  # a traceparent alone travels as its bytes
                 carrier = {"traceparent": carrier.decode("ascii", "replace")}
@@ -158,14 +190,16 @@ def _plain(function: _Function, spec: CallSpec, wants: bool) -> _Function:
     return call
 
 
-def _coroutine(function: _Function, spec: CallSpec, wants: bool) -> _Function:
+def _coroutine(function: _Function, spec: CallSpec, wants: int) -> _Function:
     entry: Any = None
 
     async def call(
         *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal entry
-        if wants:
+        if wants > 0 and len(args) >= wants:
+            _otel_carrier = args[wants - 1]
+        elif wants > 0:
             carrier = _otel_carrier
             if type(carrier) is bytes:  # a traceparent alone travels as its bytes
                 carrier = {"traceparent": carrier.decode("ascii", "replace")}
@@ -192,14 +226,16 @@ def _coroutine(function: _Function, spec: CallSpec, wants: bool) -> _Function:
     return call
 
 
-def _generator(function: _Function, spec: CallSpec, wants: bool) -> _Function:
+def _generator(function: _Function, spec: CallSpec, wants: int) -> _Function:
     entry: Any = None
 
     def call(
         *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal entry
-        if wants:
+        if wants > 0 and len(args) >= wants:
+            _otel_carrier = args[wants - 1]
+        elif wants > 0:
             carrier = _otel_carrier
             if type(carrier) is bytes:  # a traceparent alone travels as its bytes
                 carrier = {"traceparent": carrier.decode("ascii", "replace")}
@@ -251,14 +287,16 @@ def _generator(function: _Function, spec: CallSpec, wants: bool) -> _Function:
     return call
 
 
-def _async_generator(function: _Function, spec: CallSpec, wants: bool) -> _Function:
+def _async_generator(function: _Function, spec: CallSpec, wants: int) -> _Function:
     entry: Any = None
 
     async def call(
         *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal entry
-        if wants:
+        if wants > 0 and len(args) >= wants:
+            _otel_carrier = args[wants - 1]
+        elif wants > 0:
             carrier = _otel_carrier
             if type(carrier) is bytes:  # a traceparent alone travels as its bytes
                 carrier = {"traceparent": carrier.decode("ascii", "replace")}
