@@ -322,3 +322,16 @@ def test_an_endpoint_that_is_none_is_refused_at_once(command, endpoint, tmp_path
     result = CliRunner().invoke(main, [command, str(tmp_path), "--otlp", endpoint])
     assert (result.exit_code, "is no URL" in result.output) == (2, True)
     assert (tmp_path / "spans-a.lensj").exists()
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_what_was_spilled_outlives_a_journal_that_is_torn(lives, tmp_path):
+    own = described.describe_process().to_mapping()
+    spill = SpillFile(tmp_path / "spans-a", own if lives else identity(), {})
+    spill.write([SpilledSpan(2, 7, 2_000, stream([(Kind.START, start(2))]))])
+    spill.close(delete=False)
+    (tmp_path / "spans-a.lensj").write_bytes(b"")
+    result = recover([tmp_path], lambda meta: DirectorySink(tmp_path / "out"))
+    assert ids_in(tmp_path / "out") == ([] if lives else [2])
+    assert (len(result.alive), len(result.problems)) == ((1, 0) if lives else (0, 1))
+    assert (tmp_path / "spans-a.lensj.damaged").exists() is not lives

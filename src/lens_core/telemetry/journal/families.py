@@ -22,7 +22,8 @@ from lens_core.telemetry.journal.format import (
 from lens_core.telemetry.journal.images import SpanImage
 from lens_core.telemetry.journal.liveness import Liveness, is_alive
 from lens_core.telemetry.journal.opening import open_regular
-from lens_core.telemetry.journal.reader import JournalImage, read_journal
+from lens_core.telemetry.journal.process import ProcessIdentity
+from lens_core.telemetry.journal.reader import JournalError, JournalImage, read_journal
 from lens_core.telemetry.journal.spill import SPILL_SUFFIX, SpillReader
 
 __all__ = ["Family", "Left", "find_families", "remove_unfinished", "shipped_bytes", "shipped_path"]
@@ -88,8 +89,23 @@ class Family:
         """
         if not self.journal.exists():
             return Liveness.DEAD  # its journal was closed, and only spill files are left
-        image = read_journal(self.journal)
+        try:
+            image = read_journal(self.journal)
+        except JournalError:
+            process = self._spilled_by()
+            if process is None:
+                raise
+            # It may have given its journal up and live: that it does not map it proves nothing.
+            judged = is_alive(process, self.journal)
+            return Liveness.ALIVE if judged is Liveness.REPLACED else judged
         return Liveness.DEAD if image.closed else is_alive(image.process, self.journal)
+
+    def _spilled_by(self) -> ProcessIdentity | None:
+        """Which process wrote the spill files, where one of them says it."""
+        for path in self.spills:
+            with contextlib.suppress(OSError, ValueError):
+                return ProcessIdentity.from_mapping(SpillReader(path).meta)
+        return None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
@@ -120,8 +136,14 @@ class Family:
             OSError: a file cannot be read.
             JournalError: the journal is none, or its head is damaged.
         """
-        image = read_journal(self.journal) if self.journal.exists() else None
-        problems = list(image.problems) if image is not None else []
+        image, problems = None, []
+        try:
+            image = read_journal(self.journal) if self.journal.exists() else None
+            problems = list(image.problems) if image is not None else []
+        except JournalError as error:
+            if not self.spills:
+                raise
+            problems.append(f"{self.journal}: {error}")  # what it spilled is whole
         meta: Mapping[str, object] = image.meta if image is not None else {}
         spilled: dict[int, SpanImage] = {}
         done: set[int] = set()

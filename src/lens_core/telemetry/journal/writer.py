@@ -319,8 +319,8 @@ class Journal:
         self.overflowed += 1
         incidents.record(
             "journal.overflow",
-            f"{len(self._open)} spans are open; further ones are not in the journal",
-            todo="Find the spans that are never ended, or enable fewer span groups.",
+            f"no room for a span, or for what was added to one, while {len(self._open)} are open",
+            todo="Find spans that are never ended, or very large, or enable fewer span groups.",
         )
 
     def _after_fork(self) -> None:
