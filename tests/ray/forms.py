@@ -712,6 +712,9 @@ def a_carrier_that_the_user_declares():
     @ray.remote(num_cpus=0)
     @traced
     class Declares:
+        def __init__(self, _otel_carrier=None):
+            assert _otel_carrier is not None
+
         def method(self, x, _otel_carrier=None):
             return (_otel_carrier or {}).get("traceparent"), x
 
@@ -726,7 +729,11 @@ def a_carrier_that_the_user_declares():
 
     carrier = inject_ray_context()
     parent = carrier["traceparent"]
-    actor = Declares.remote()
+    actor = ray_dispatch_with_context(Declares)
+    other = ray_dispatch_with_context(Declares, carrier)
+    got(other.method.remote(1), (parent, 1))
+    got(ray_dispatch_with_context(last, 1, carrier), (parent, 1))
+    got(ray_dispatch_with_context(last, 1), (parent, 1))
     got(first.remote(carrier, 1), (parent, 1))
     got(first.remote(x=1), (parent, 1))
     got(last.remote(1), (parent, 1))
@@ -735,4 +742,5 @@ def a_carrier_that_the_user_declares():
     got(actor.method.remote(1, carrier), (parent, 1))
     got(actor.static.remote(carrier, 1), (parent, 1))
     got(only_by_position.remote(1, 2), (1, 2))
-    return ["first"] * 2 + ["last"] * 2 + ["Declares.method"] * 2 + ["Declares.static"]
+    methods = ["Declares.__init__"] * 2 + ["Declares.method"] * 3 + ["Declares.static"]
+    return ["first"] * 2 + ["last"] * 4 + methods

@@ -16,23 +16,25 @@ from lens_contrib.ray.transport import CARRIER_ARGUMENT
 
 __all__ = ["accepts_carrier"]
 
-_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_BY_POSITION = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-def accepts_carrier(target: object) -> bool:
+def accepts_carrier(target: object, given: int = 0) -> bool:
     """Whether ``target.remote`` may be given the argument ``_otel_carrier``. Never raises.
 
     Args:
         target: A remote function, an actor class, an actor's method, or what ``.options(...)`` of
             one of them returned.
+        given: How many positional arguments the call has: a carrier of the user may be among them.
     """
     try:
-        return _accepts(target)
+        return _accepts(target, given)
     except Exception:  # noqa: BLE001 - unknown means no
         return False
 
 
-def _accepts(target: object) -> bool:
+def _accepts(target: object, given: int) -> bool:
     target = _without_options(target)
     hook = getattr(target, "_decorator", None)
     tolerant = getattr(hook, "__lens_tolerant__", True)
@@ -41,18 +43,18 @@ def _accepts(target: object) -> bool:
     metadata = getattr(target, "__ray_metadata__", None)
     if metadata is not None:
         init = metadata.modified_class.__init__
-        return _named(metadata.method_meta.signatures["__init__"]) and _chain_accepts(init)
+        return _named(metadata.method_meta.signatures["__init__"], given) and _chain_accepts(init)
     of_init = getattr(target, "_init_signature", None)  # an actor class in Ray Client
     if of_init is not None:
-        return _named(of_init.parameters) and _chain_accepts(target.actor_cls.__init__)  # type: ignore[attr-defined]
+        return _named(of_init.parameters, given) and _chain_accepts(target.actor_cls.__init__)  # type: ignore[attr-defined]
     signature = getattr(target, "_signature", None)
     if signature is not None:  # of a method: the parameters; in Ray Client: the signature itself
-        return _named(getattr(signature, "parameters", None) or signature)
+        return _named(getattr(signature, "parameters", None) or signature, given)
     function = getattr(target, "_function", None)
     if function is None:
         # Something that is called like Ray's own: its remote method shows the signature, if any.
-        return _named(inspect.signature(target.remote).parameters)  # type: ignore[attr-defined]
-    return _named(inspect.signature(function).parameters) and _chain_accepts(function)
+        return _named(inspect.signature(target.remote).parameters, given)  # type: ignore[attr-defined]
+    return _named(inspect.signature(function).parameters, given) and _chain_accepts(function)
 
 
 def _without_options(target: object) -> object:
@@ -71,10 +73,16 @@ def _without_options(target: object) -> object:
     return target
 
 
-def _named(parameters: Mapping[str, inspect.Parameter] | Iterable[inspect.Parameter]) -> bool:
+def _named(
+    parameters: Mapping[str, inspect.Parameter] | Iterable[inspect.Parameter], given: int
+) -> bool:
     if isinstance(parameters, Mapping):
         parameters = parameters.values()
-    return any(p.name == CARRIER_ARGUMENT and p.kind in _BY_NAME for p in parameters)
+    return any(
+        p.name == CARRIER_ARGUMENT
+        and (p.kind is _KEYWORD_ONLY or (p.kind is _BY_POSITION and place >= given))
+        for place, p in enumerate(parameters)
+    )
 
 
 def _chain_accepts(function: object) -> bool:

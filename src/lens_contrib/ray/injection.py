@@ -9,12 +9,13 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from lens_contrib.ray.acceptance import accepts_carrier
-from lens_contrib.ray.transport import CARRIER_ARGUMENT
+from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
 from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.waiting import producers
 from lens_contrib.ray.wire import CallSpec, ProcessLocal, tracer_of
 from lens_core.boundary import current_carrier
 from lens_core.carrier import extract_context
+from lens_core.errors import CarrierError
 from lens_core.incidents import incidents
 from lens_core.semconv import MESSAGING_OPERATION_TYPE, RPC_SYSTEM_NAME
 
@@ -112,6 +113,8 @@ def ray_dispatch_with_context(
     which that cannot be known, is called untouched; the carrier never lands in a ``**kwargs``
     of the user's code.
 
+    A carrier that is none is counted (``carrier.inject_failed``), and the call goes out without it.
+
     Args:
         target: A remote function, an actor class, an actor's method, or what ``.options(...)`` of
             one of them returned.
@@ -126,8 +129,10 @@ def ray_dispatch_with_context(
         AttributeError: If the target has no ``remote``.
     """
     remote: Callable[..., object] = target.remote  # type: ignore[attr-defined]
-    if CARRIER_ARGUMENT not in kwargs and accepts_carrier(target):
+    if CARRIER_ARGUMENT not in kwargs and accepts_carrier(target, len(args)):
         carrier = current_carrier() if _carrier is None else _carrier
-        if carrier:
-            kwargs[CARRIER_ARGUMENT] = dict(carrier)
+        try:
+            kwargs = dict(RayTransport().inject(kwargs, carrier))
+        except CarrierError as error:
+            incidents.record("carrier.inject_failed", f"{RayTransport.name}: {error}")
     return remote(*args, **kwargs)

@@ -103,7 +103,7 @@ class RayInstrumentor:
                 return before[1](cls if hasattr(cls, "__ray_actor_class__") else trace(cls))
 
             def remote(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-                return before[2](self, args, _with_carrier(self, kwargs), **options)
+                return before[2](self, args, _with_carrier(self, args, kwargs), **options)
 
             _patch(init, modify_class, remote)
             self._originals = before
@@ -142,9 +142,11 @@ def _within(module: str, names: Sequence[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
-def _with_carrier(actor_class: object, kwargs: dict[str, object] | None) -> dict[str, object]:
+def _with_carrier(
+    actor_class: object, args: Sequence[object] | None, kwargs: dict[str, object] | None
+) -> dict[str, object]:
     arguments = dict(kwargs or {})
-    if CARRIER_ARGUMENT in arguments or not accepts_carrier(actor_class):
+    if CARRIER_ARGUMENT in arguments or not accepts_carrier(actor_class, len(args or ())):
         return arguments
     if carrier := current_carrier():
         arguments[CARRIER_ARGUMENT] = carrier
