@@ -538,3 +538,28 @@ def test_without_what_the_extra_brings(module, tmp_path):
     """
     env = environment(tmp_path, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60, env=env)
+
+
+def test_a_provider_whose_ids_repeat_loses_nothing(tmp_path):
+    """The SDK draws ids from the random stream that training code seeds on every rank and epoch."""
+    code = FOREIGN + textwrap.dedent(
+        """
+        import random
+        from lens_core import NemoLensConfig, setup_telemetry
+        handle = setup_telemetry(NemoLensConfig.from_env())
+        def start(name):
+            random.seed(0)
+            return handle.tracer.start_span(name)
+        first, second, third = start("first"), start("second"), start("third")
+        assert first.context.span_id == third.context.span_id
+        second.end()
+        first.end()
+        handle.shutdown()
+        """
+    )
+    with receiving() as receiver:
+        env = environment(tmp_path, receiver.endpoint)
+        subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+        assert receiver.span_names() == ["first", "second", "third"]
+        truncated = [s.name for s, _ in receiver.spans() if len(s.events)]
+        assert truncated == ["third"]

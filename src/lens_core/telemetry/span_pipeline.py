@@ -62,12 +62,16 @@ class SpanPipeline(SpanProcessor):
         self._attributes = dict(attributes or {})
         self._merged = (Resource.get_empty(), Resource.get_empty())
         self._open: dict[int, Span] = {}
+        # Open spans with the id of another one: the application's provider may draw ids from the
+        # random stream that training code seeds again and again.
+        self._twins: list[Span] = []
         self._is_new_child = False
         fork = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (method := fork()) and method())
 
     def _after_fork(self) -> None:
         self._open = {}
+        self._twins = []
         self._is_new_child = True
         child = child_resource()
         self._overlay = child if self._overlay is None else self._overlay.merge(child)
@@ -85,7 +89,8 @@ class SpanPipeline(SpanProcessor):
             if self.on_child_start is not None:
                 self.on_child_start()
         context = span.get_span_context()
-        self._open[context.span_id] = span
+        if self._open.setdefault(context.span_id, span) is not span:
+            self._twins.append(span)
         if self._attributes:
             span.set_attributes(self._attributes)
         for processor in self._processors:
@@ -97,8 +102,11 @@ class SpanPipeline(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Deliver the span, if it was started here and is sampled."""
         context = span.get_span_context()
-        if context is None or self._open.pop(context.span_id, None) is None:
+        known = None if context is None else self._open.pop(context.span_id, None)
+        if context is None or known is None:
             return
+        if self._twins:
+            self._put_back(context.span_id, known)
         for processor in self._processors:
             try:
                 processor.on_end(span)
@@ -110,6 +118,15 @@ class SpanPipeline(SpanProcessor):
             span = self._with_overlay(span, self._overlay)
         for delivery in self._deliveries:
             delivery.put(span)
+
+    def _put_back(self, span_id: int, known: Span) -> None:
+        """Keep as open what shares the id of the span that has just ended."""
+        same = [known, *(twin for twin in self._twins if twin.context.span_id == span_id)]
+        self._twins = [twin for twin in self._twins if twin.context.span_id != span_id]
+        still_open = [span for span in same if span.is_recording()]
+        if still_open:
+            self._open[span_id] = still_open[0]
+            self._twins += still_open[1:]
 
     def _with_overlay(self, span: ReadableSpan, overlay: Resource) -> ReadableSpan:
         resource, merged = self._merged
@@ -129,7 +146,7 @@ class SpanPipeline(SpanProcessor):
         """
         now_ns = time.time_ns()
         count = 0
-        for span in reversed(list(self._open.values())):
+        for span in reversed([*self._open.values(), *self._twins]):
             try:
                 if not span.is_recording():
                     continue
