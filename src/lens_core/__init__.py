@@ -1,7 +1,7 @@
 """OpenTelemetry trace context for distributed machine learning: the core.
 
 Needs only ``opentelemetry-api`` and ``msgpack``. The adapters for torch.distributed, NCCL/gloo
-point-to-point and Ray are in :mod:`lens_contrib`.
+point-to-point and Ray are a package of their own, which uses this one.
 """
 
 from __future__ import annotations

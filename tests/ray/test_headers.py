@@ -7,6 +7,7 @@ import gc
 import pickle
 
 import pytest
+import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry import baggage, propagate, trace
@@ -15,9 +16,12 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
+from lens_contrib.ray import RayTransport, ray_dispatch_with_context, traced
 from lens_contrib.ray.outer import OuterDecorators, accepts_keyword
 from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.wire import LocalTracer, ProcessLocal
+from lens_core.carrier import MAX_CARRIER_BYTES, carrier_size
+from lens_core.incidents import incidents
 
 SPANS = st.one_of(
     st.just(trace.INVALID_SPAN_CONTEXT),
@@ -191,3 +195,25 @@ def test_what_a_function_takes_is_read_from_its_code():
     assert not accepts_keyword(lambda *carrier: 0, "carrier")
     assert not accepts_keyword(lambda carrier, /: 0, "carrier")
     assert not accepts_keyword(len, "carrier")
+
+
+def test_room_is_made_for_the_mark_of_what_was_left_out():
+    headers = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+    fills = {**headers, "x": "v" * (MAX_CARRIER_BYTES - carrier_size(headers) - 1)}
+    assert carrier_size(fills) == MAX_CARRIER_BYTES
+    whole = RayTransport().extract(RayTransport().inject({}, fills))
+    assert (whole.carrier, whole.rejected, whole.truncated) == (fills, None, False)
+    received = RayTransport().extract(RayTransport().inject({}, {**fills, "baggage": "k=v"}))
+    assert (received.carrier, received.rejected, received.truncated) == (headers, None, True)
+
+
+@pytest.mark.parametrize("carrier", [5, b"xx", "traceparent", object(), {"traceparent": 5}])
+def test_a_carrier_that_is_none_does_not_break_a_dispatch(cluster, carrier):
+    @ray.remote(num_cpus=0)
+    @traced
+    def work():
+        return 1
+
+    before = incidents.count("carrier.inject_failed")
+    assert ray.get(ray_dispatch_with_context(work, _carrier=carrier), timeout=60) == 1
+    assert incidents.count("carrier.inject_failed") == before + 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lens_core.carrier import check_carrier, fit_carrier
+from lens_core.carrier import MAX_CARRIER_BYTES, check_carrier, fit_carrier
 from lens_core.errors import CarrierError, MessageError
 from lens_core.transport import Received
 
@@ -22,8 +22,10 @@ __all__ = ["CARRIER_ARGUMENT", "DROPPED_HEADER", "RayTransport"]
 _TRACEPARENT_BYTES: Final = 55
 #: Name of the keyword argument that holds the carrier.
 CARRIER_ARGUMENT: Final = "_otel_carrier"
-#: Header that names what the sender left out because the carrier was too large.
+#: Header that says how many headers the sender left out because the carrier was too large.
 DROPPED_HEADER: Final = "lens-dropped"
+#: The most bytes of that header, name and number.
+_MARK_BYTES: Final = len(DROPPED_HEADER) + 8
 
 
 class RayTransport:
@@ -48,7 +50,9 @@ class RayTransport:
             raise MessageError(f"the call has an argument {CARRIER_ARGUMENT} already; drop one")
         headers, dropped = fit_carrier(carrier)
         if dropped:
-            headers[DROPPED_HEADER] = ",".join(dropped)
+            # Room for the mark is made first: receivers refuse whole what is larger than the limit.
+            headers, dropped = fit_carrier(carrier, MAX_CARRIER_BYTES - _MARK_BYTES)
+            headers[DROPPED_HEADER] = str(len(dropped))
         if headers:
             arguments[CARRIER_ARGUMENT] = headers
         return arguments

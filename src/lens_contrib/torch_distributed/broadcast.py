@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Final
 
+from opentelemetry import trace
+
 from lens_contrib.torch_distributed.frames import MAX_SEQUENCE, Turns, outgoing_frame
 from lens_contrib.torch_distributed.groups import (
     current_device,
@@ -191,11 +193,7 @@ class _Channel:
         """The source's own carrier, from the frame that it sent."""
         carrier = self.turns.read(raw, number)
         if carrier is None:
-            incidents.record(
-                "broadcast.no_span",
-                f"rank {self.rank} is the source of broadcast_trace_context and has no span",
-                todo="Call it inside a span on the source rank, so that there is one to share.",
-            )
+            _report_nothing_sent(self.rank)
         return carrier
 
     def broadcast_on_device(
@@ -228,3 +226,20 @@ class _Options(dict[int, "dist.BroadcastOptions"]):
 
 #: By ``id`` of the group, which is faster than a ``WeakKeyDictionary``; gone with the group.
 _by_group: Final[dict[int, _Channel]] = {}
+
+
+def _report_nothing_sent(rank: int) -> None:
+    """Say, on the source, why there is nothing to share."""
+    if trace.get_current_span().get_span_context().is_valid:
+        incidents.record(
+            "broadcast.no_headers",
+            f"rank {rank} is the source of broadcast_trace_context; the propagators wrote nothing "
+            "that a frame can hold for its span",
+            todo="Let OTEL_PROPAGATORS name tracecontext.",
+        )
+        return
+    incidents.record(
+        "broadcast.no_span",
+        f"rank {rank} is the source of broadcast_trace_context and has no span",
+        todo="Call it inside a span on the source rank, so that there is one to share.",
+    )

@@ -3,8 +3,8 @@
 The ranks of a job already agree on almost everything: run, attempt, step, group, source,
 destination, microbatch. So both ends of a hop can derive the same trace and span id from a keyed
 hash of those, with no byte sent, no collective and nothing that can deadlock. What must be agreed
-once, at set-up, is the key (:mod:`lens_core.identity.run_key`,
-:func:`lens_contrib.run_key.agree_run_key`).
+once, at set-up, is the key (:mod:`lens_core.identity.run_key`): from the launcher's environment, or
+through the store of a process group.
 
     install_identity(Identity(key, rank=rank))
     for step in range(steps):

@@ -195,8 +195,8 @@ def _from_environment() -> Identity:
         incidents.record(
             "identity.random",
             f"rank {rank} has no run key that the other ranks share, and uses random ids",
-            todo="Call lens_contrib.run_key.agree_run_key() after init_process_group(), or set "
-            "NEMO_LENS_RUN_KEY to the same 32 hexadecimal digits on all ranks.",
+            todo="Call agree_run_key() after init_process_group(), or set NEMO_LENS_RUN_KEY to the "
+            "same 32 hexadecimal digits on all ranks.",
         )
         key = random_run_key()
     return Identity(key, rank=rank)

@@ -26,7 +26,7 @@ from lens_core.outcome import error_type, one_line
 __all__ = ["LogBridges", "log_bridges", "setup_logging_bridge"]
 
 #: Loggers of what sends telemetry: a record of theirs that became telemetry would make another.
-_OWN: Final = ("opentelemetry", "lens_core", "lens_contrib")
+_OWN: Final = ("opentelemetry", "lens_core")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SEVERITIES: Final = (
     (logging.CRITICAL, SeverityNumber.FATAL, "FATAL"),
