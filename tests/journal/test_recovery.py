@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from lens_contrib.cli import main
+from lens_contrib.timeline.hang import analyse
+from lens_contrib.timeline.open_processes import take_snapshot
 from lens_contrib.timeline.runs import read_run
 from lens_core.telemetry.journal.death import death_reason
 from lens_core.telemetry.journal.families import find_families
@@ -303,3 +305,32 @@ def test_stacks_of_a_process_whose_interpreter_lock_is_held_by_c_code(tmp_path):
     assert result.exit_code == 0, result.output
     assert f"rank 5, process {process.pid}" in result.output
     assert "in held_by_c" in result.output
+
+
+def test_recovery_does_not_change_who_died(tmp_path):
+    """The others went on, and what they did then has ended: only the dead one has open spans."""
+    code = """
+        wait = {"lens.op": "send", "lens.peer.rank": 1}
+        with tracer.start_as_current_span("step", attributes=wait):
+            print("ready", flush=True)
+            input()
+        with tracer.start_as_current_span("after"):
+            pass
+        print("after", flush=True)
+        input()
+    """
+    ranks = [run_program(tmp_path, code, LENS_TEST_RANK=str(rank)) for rank in (0, 1)]
+    time.sleep(0.7)  # a sign of life of each
+    kill(ranks[0])
+    time.sleep(2)
+    ranks[1].stdin.write("\n")
+    ranks[1].stdin.flush()
+    assert ranks[1].stdout.readline() == "after\n"
+    time.sleep(0.7)  # a sign of life
+    kill(ranks[1])
+    journals, run = tmp_path / "journals" / "run", tmp_path / "run"
+    (before,) = analyse(take_snapshot([journals, run])).suspects
+    assert (before.kind, before.names) == ("dead", ("rank 0",))
+    assert recover_run(tmp_path).truncated == 1
+    (after,) = analyse(take_snapshot([journals, run])).suspects
+    assert (after.kind, after.names) == ("dead", ("rank 0",))

@@ -132,6 +132,7 @@ def take_snapshot(directories: Iterable[Path]) -> Snapshot:
     """What can be read of the latest attempt of a run in these directories."""
     found: list[_Found] = []
     problems: list[str] = []
+    went_on_ns = 0
     for directory in directories:
         try:
             families = find_families(directory)
@@ -145,10 +146,12 @@ def take_snapshot(directories: Iterable[Path]) -> Snapshot:
                 except (OSError, JournalError) as error:
                     problems.append(f"{family.journal}: {error}")
         try:
-            found.extend(_from_files(directory))
+            spans = read_run(directory).spans
         except RunError:
             continue  # it holds journals only
-    now_ns = _moment(found)
+        found.extend(_from_spans(spans))
+        went_on_ns = max(went_on_ns, _last_of_a_rank(spans))
+    now_ns = _moment(found, went_on_ns)
     found = _latest(found, now_ns)
     for item in found:
         item.process.gone = _is_gone(item, now_ns, found)
@@ -211,9 +214,18 @@ def _latest_stacks(family: Family, own: str, own_ns: int) -> str:
     return written if written and written_ns > own_ns else own
 
 
-def _from_files(directory: Path) -> list[_Found]:
+def _last_of_a_rank(spans: Iterable[SpanRecord]) -> int:
+    """When a rank last ended a span: it went on, though nothing of it may be open any more.
+
+    Of ranks only: a driver outlives those that it has killed.
+    """
+    ends = (span.end_ns for span in spans if span.rank is not None and not span.truncated)
+    return max(ends, default=0)
+
+
+def _from_spans(run: Iterable[SpanRecord]) -> list[_Found]:
     groups: dict[tuple[object, ...], list[SpanRecord]] = {}
-    for span in read_run(directory).spans:
+    for span in run:
         if span.truncated:
             resource = span.resource
             key = (
@@ -261,10 +273,11 @@ def _recovered(spans: Sequence[SpanRecord]) -> OpenProcess:
     )
 
 
-def _moment(found: Sequence[_Found]) -> int:
+def _moment(found: Sequence[_Found], went_on_ns: int) -> int:
     if any(item.liveness is Liveness.ALIVE for item in found):
         return time.time_ns()
-    return max((item.process.alive_ns for item in found), default=time.time_ns())
+    last_ns = max((item.process.alive_ns for item in found), default=time.time_ns())
+    return max(last_ns, went_on_ns)
 
 
 def _latest(found: Sequence[_Found], now_ns: int) -> list[_Found]:
