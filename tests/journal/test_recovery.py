@@ -66,6 +66,7 @@ def test_what_an_open_span_held(tmp_path):
             inner = tracer.start_span("inner", kind=SpanKind.CLIENT, attributes={"at start": 1})
             inner.set_attribute("text", "\\u00e9\\ud800")
             inner.set_attributes({"list": [1, 2], "large": 2**70, "float": 0.5, "yes": True})
+            inner.set_attribute("huge", 1 << 20_000)
             inner.add_event("event", {"k": "v" * 2000}, timestamp=77)
             inner.add_link(outer.get_span_context(), {"lens.peer.rank": 3})
             inner.set_status(StatusCode.ERROR, "bad")
@@ -86,6 +87,7 @@ def test_what_an_open_span_held(tmp_path):
         "text": "\u00e9?",
         "list": [1, 2],
         "large": str(2**70),
+        "huge": hex(1 << 20_000),
         "float": 0.5,
         "yes": True,
         "nemo.span.truncated": True,
@@ -144,8 +146,11 @@ def test_another_host_is_left_alone_unless_it_is_known_to_be_over(tmp_path, monk
 def test_torn_and_foreign_files_do_not_stop_the_rest(tmp_path):
     code = "tracer.start_span('x'); tracer.start_span('y'); print('ready', flush=True); input()"
     env = {"NEMO_LENS_JOURNAL_DIR": str(tmp_path / "all")}
-    # At the same time: each would recover what the one before it left.
-    for process in [run_program(tmp_path, code, **env) for _ in range(3)]:
+    # Stopped before the first dies: each would recover what another one left.
+    processes = [run_program(tmp_path, code, **env) for _ in range(3)]
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    for process in processes:
         kill(process)
     first, second, _ = find_families(tmp_path / "all" / "run")
     content = bytearray(first.journal.read_bytes())

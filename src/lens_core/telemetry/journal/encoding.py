@@ -126,7 +126,12 @@ def _packable(content: object) -> object:
     if isinstance(content, (str, bytes, float, bool)) or content is None:
         return content
     if isinstance(content, int):
-        return content if -(2**63) <= content < 2**64 else str(content)
+        if -(2**63) <= content < 2**64:
+            return content
+        try:
+            return str(content)
+        except ValueError:  # Python writes no more than 4,300 decimal digits
+            return hex(content)
     if isinstance(content, Iterable):
         return [_packable(item) for item in content]
     return str(content)
