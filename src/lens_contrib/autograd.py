@@ -25,6 +25,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 
+from lens_core.detach import detach
 from lens_core.errors import MissingExtraError
 
 try:
@@ -58,7 +59,7 @@ def in_forward_context(hook: Callable[P, R]) -> Callable[P, R]:
         try:
             return hook(*args, **kwargs)
         finally:
-            otel_context.detach(token)
+            detach(token)
 
     return call
 
@@ -85,7 +86,7 @@ def backward_context() -> Iterator[Context]:
     try:
         yield caller
     finally:
-        otel_context.detach(token)
+        detach(token)
 
 
 def _caller_context() -> Context | None:

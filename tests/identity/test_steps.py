@@ -1,5 +1,6 @@
 """step_span, run_span and step_carrier: one trace a step, owner and others, replays, fall-backs."""
 
+import contextvars
 import threading
 
 import pytest
@@ -15,6 +16,7 @@ from lens_core.identity import (
     MeshCoordinates,
     current_identity,
     current_step,
+    hop_span,
     install_identity,
     random_run_key,
     reset_identity,
@@ -322,3 +324,16 @@ def test_a_step_that_is_no_integer_is_refused(recording):
     with pytest.raises(TypeError):
         with step_span("7", tracer=recording.tracer, identity=identity()):
             pass
+
+
+def test_a_step_that_is_closed_in_another_context_raises_nothing(caplog):
+    """An async generator that is left half-way is closed by the event loop, in another task."""
+
+    def steps():
+        with run_span(), step_span(1), hop_span("recv_forward", peer=1):
+            yield
+
+    left = steps()
+    contextvars.Context().run(next, left)
+    contextvars.Context().run(left.close)
+    assert [r for r in caplog.records if r.name.startswith("opentelemetry")] == []

@@ -13,6 +13,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from lens_contrib.pipelining.step import PipelineTrace, guarded
+from lens_core.detach import detach
 from lens_core.errors import MissingExtraError
 from lens_core.outcome import record_error
 
@@ -104,7 +105,7 @@ class StageHooks:
                     record_error(span, error)
                     raise
                 finally:
-                    otel_context.detach(token)
+                    detach(token)
                     guarded(span.end)
 
             return compute

@@ -17,6 +17,7 @@ from opentelemetry.trace import Span
 from lens_contrib.torch_distributed.frames import Turns, outgoing_frame
 from lens_contrib.torch_distributed.tensors import frame_tensor, tensor_bytes
 from lens_core.carrier import extract_context
+from lens_core.detach import detach
 from lens_core.errors import MissingExtraError
 from lens_core.frame import P2P_CAPACITY
 
@@ -72,7 +73,7 @@ class Wire:
         try:
             frame = outgoing_frame(capacity=P2P_CAPACITY, sequence=number)
         finally:
-            otel_context.detach(token)
+            detach(token)
         tensor = frame_tensor(frame, like.tensor.device)
         self._alive.append(tensor)  # a work that nobody holds would let go of it too early
         return dist.P2POp(dist.isend, tensor, like.peer, like.group)

@@ -23,6 +23,7 @@ from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.wire import CallSpec, ProcessLocal, tracer_of
 from lens_contrib.ray.worker import provider_is_set, this_process
 from lens_core.boundary import CarrierStatus, Relation
+from lens_core.detach import detach
 from lens_core.incidents import incidents
 from lens_core.semconv import (
     LENS_CARRIER,
@@ -151,7 +152,7 @@ class Scope:
         """Make the context before :meth:`attach` current again."""
         token, self._token = self._token, None
         if token is not None:
-            otel_context.detach(token)
+            detach(token)
 
     def fail(self, error: BaseException) -> None:
         """Say on the span what the user's code raised. Never raises."""

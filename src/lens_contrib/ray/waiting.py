@@ -18,6 +18,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, SpanContext
 
 from lens_contrib.ray.failure import record_failure
+from lens_core.detach import detach
 from lens_core.semconv import RAY_WAIT_TASK_IDS, RPC_SYSTEM_NAME
 
 __all__ = ["Producers", "producers", "traced_get"]
@@ -94,7 +95,7 @@ def traced_get(
         record_failure(span, error)
         raise
     finally:
-        otel_context.detach(token)
+        detach(token)
         span.end()
 
 

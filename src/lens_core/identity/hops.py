@@ -24,6 +24,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
+from lens_core.detach import detach
 from lens_core.errors import ConfigError
 from lens_core.identity.derive import HopId
 from lens_core.identity.owned import start_owned_span
@@ -185,7 +186,7 @@ def hop_span(
         record_error(hop.span, error)
         raise
     finally:
-        otel_context.detach(token)
+        detach(token)
         hop.span.end()
 
 

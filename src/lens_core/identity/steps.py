@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Final, Literal
@@ -22,6 +22,7 @@ from opentelemetry.trace import Link, Span, SpanContext, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.boundary import Relation, current_carrier
+from lens_core.detach import detach
 from lens_core.identity.derive import Deriver, HopId
 from lens_core.identity.identity import Identity, current_identity
 from lens_core.identity.owned import derived_context, is_sampled, start_owned_span
@@ -191,8 +192,9 @@ class _StepSpan:
             record_error(entered.span, error)
         if _open.default is entered.scope:
             _open.default = entered.previous
-        _open.local.reset(entered.local)
-        otel_context.detach(entered.context)
+        with suppress(ValueError):  # closed in another context, where nothing was set
+            _open.local.reset(entered.local)
+        detach(entered.context)
         entered.span.end()
 
 
@@ -268,7 +270,8 @@ def run_span(
         record_error(span, error)
         raise
     finally:
-        _run_spans.reset(token)
+        with suppress(ValueError):  # likewise
+            _run_spans.reset(token)
         span.end()
 
 
