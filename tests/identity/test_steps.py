@@ -1,6 +1,9 @@
 """step_span, run_span and step_carrier: one trace a step, owner and others, replays, fall-backs."""
 
 import contextvars
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -337,3 +340,25 @@ def test_a_step_that_is_closed_in_another_context_raises_nothing(caplog):
     contextvars.Context().run(next, left)
     contextvars.Context().run(left.close)
     assert [r for r in caplog.records if r.name.startswith("opentelemetry")] == []
+
+
+@pytest.mark.parametrize(("generator", "derived"), [("lens", True), ("random", False)])
+def test_a_provider_that_the_environment_configures_takes_part(generator, derived):
+    # OpenTelemetry's own configuration makes the provider, as `opentelemetry-instrument` does.
+    code = (
+        "from opentelemetry.sdk._configuration import _OTelSDKConfigurator\n"
+        "_OTelSDKConfigurator().configure()\n"
+        "from lens_core.identity import Identity, RunKey, current_step, step_span\n"
+        "with step_span(3, identity=Identity(RunKey(bytes(16)), rank=0)) as span:\n"
+        "    print(current_step().owned, span.get_span_context().trace_id"
+        " == current_step().trace_id)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OTEL_PYTHON_ID_GENERATOR": generator, "OTEL_TRACES_EXPORTER": "none"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert out.split() == [str(derived), str(derived)]

@@ -204,7 +204,8 @@ def _not_honoured(name: str) -> None:
         "identity.foreign_generator",
         f"span {name!r} did not get its derived id",
         todo="Give the tracer provider lens_core.telemetry.ids.PrivateIdGenerator as its "
-        "id_generator; until then links to spans of this process lead nowhere.",
+        "id_generator, or set OTEL_PYTHON_ID_GENERATOR=lens where the environment configures it; "
+        "until then links to spans of this process lead nowhere.",
     )
 
 
