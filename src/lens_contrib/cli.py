@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "groups": ("lens_contrib.groups_command", "groups"),
     "hang": ("lens_contrib.timeline.hang_command", "hang"),
     "recover": ("lens_contrib.recovery.command", "recover"),
+    "run": ("lens_contrib.launcher.command", "run"),
     "ship": ("lens_contrib.recovery.ship", "ship"),
     "stacks": ("lens_contrib.recovery.command", "stacks"),
     "demo": ("lens_contrib.demo.command", "demo"),

@@ -12,6 +12,7 @@ from types import FrameType
 import click
 
 from lens_contrib.recovery.endpoint import check_endpoint
+from lens_contrib.recovery.seconds import check_seconds
 from lens_contrib.recovery.shipping import Round, Shipper
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.attach import SenderSink
@@ -31,7 +32,8 @@ __all__ = ["agent"]
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0, max=threading.TIMEOUT_MAX),
+    type=float,
+    callback=check_seconds,
     default=1.0,
     show_default=True,
     help="Seconds between rounds.",

@@ -26,6 +26,7 @@ yet exported needs no second copy, and each fact is encoded once.
 ``reader``     journals of other processes, alive or dead
 ``opening``    opens them, unless somebody put something else there
 ``liveness``   whether the process that wrote a journal is still there
+``exit_note``  how it ended, from who saw that
 ``recovery``   journals of dead processes as ordinary telemetry
 =============  ================================================================================
 """

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from lens_core.telemetry.journal.exit_note import exit_note_path, read_exit_note
 from lens_core.telemetry.journal.format import (
     ANSWER_SUFFIX,
     ASK_SUFFIX,
@@ -79,6 +80,11 @@ class Family:
     def stacks(self) -> Path:
         """The file that faulthandler wrote to."""
         return self.stem.with_name(self.stem.name + STACKS_SUFFIX)
+
+    @property
+    def exit_status(self) -> int | None:
+        """How the process ended, where its launcher noted that."""
+        return read_exit_note(self.stem)
 
     def liveness(self) -> Liveness:
         """Whether the process is still there.
@@ -171,7 +177,7 @@ class Family:
         for path in self.spills:
             shipped_path(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        for path in (self.stacks, self.ask, self.answer):
+        for path in (self.stacks, self.ask, self.answer, exit_note_path(self.stem)):
             path.unlink(missing_ok=True)
         self.journal.unlink(missing_ok=True)
 

@@ -40,6 +40,7 @@ __all__ = [
     "CLOSED_AT",
     "END_AT",
     "ENDED_AT",
+    "EXIT_SUFFIX",
     "FORMAT_VERSION",
     "FREE",
     "HEADER",
@@ -69,6 +70,8 @@ STACKS_SUFFIX: Final = ".stacks"
 #: Made by who wants the stacks of a live process; the answer is a file of the other suffix.
 ASK_SUFFIX: Final = ".ask"
 ANSWER_SUFFIX: Final = ".answer"
+#: How the process ended, written by who saw that.
+EXIT_SUFFIX: Final = ".exit"
 #: Of a journal that is not complete, whose name begins with a dot as well.
 UNFINISHED_SUFFIX: Final = ".part"
 MAGIC: Final = b"LENSJRNL"

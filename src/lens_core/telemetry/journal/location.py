@@ -25,6 +25,7 @@ __all__ = [
     "journal_directory",
     "run_name",
     "search_directories",
+    "search_roots",
 ]
 
 _MEMORY: Final = Path("/dev/shm")
@@ -96,14 +97,19 @@ def search_directories(run: str) -> list[Path]:
         found = [named, *sorted({path.parent for path in named.rglob(f"*{JOURNAL_SUFFIX}")})]
     # A run that hangs in its first step has no directory yet, only the name of one.
     names = [run_name(named.resolve().name)] if found else [run_name(run), run_name(named.name)]
-    roots = [Path(os.environ.get("NEMO_LENS_JOURNAL_DIR", "") or os.devnull)]
-    roots += [parent / f"lens-{os.getuid()}" for parent in (_MEMORY, Path(tempfile.gettempdir()))]
-    found += [root / name for root in roots for name in names]
+    found += [root / name for root in search_roots() for name in names]
     unique: list[Path] = []
     for path in found:
         if os.path.isdir(path) and not any(path.samefile(other) for other in unique):
             unique.append(path)
     return unique
+
+
+def search_roots() -> list[Path]:
+    """Where directories of journals may be: what is configured, and the defaults."""
+    configured = os.environ.get("NEMO_LENS_JOURNAL_DIR", "")
+    defaults = [parent / f"lens-{os.getuid()}" for parent in (_MEMORY, Path(tempfile.gettempdir()))]
+    return [*([Path(configured).absolute()] if configured else []), *defaults]
 
 
 def is_network_file_system(path: Path) -> bool:

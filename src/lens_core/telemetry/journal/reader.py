@@ -32,9 +32,11 @@ from lens_core.telemetry.journal.images import SpanImage, decode_scope, decode_s
 from lens_core.telemetry.journal.opening import open_regular
 from lens_core.telemetry.journal.process import ProcessIdentity
 
-__all__ = ["Beat", "JournalError", "JournalImage", "parse_journal", "read_journal"]
+__all__ = ["Beat", "JournalError", "JournalImage", "parse_journal", "read_head", "read_journal"]
 
 _MAX_BYTES: Final = 1 << 30
+#: Header, stacks and what is true of the process for its life.
+_HEAD_BYTES: Final = 1 << 18
 
 
 class JournalError(ValueError):
@@ -117,6 +119,20 @@ def read_journal(path: Path) -> JournalImage:
     """
     with open_regular(path) as file:
         return parse_journal(path, file.read(_MAX_BYTES))
+
+
+def read_head(path: Path) -> JournalImage:
+    """What a journal says of its process; its spans are not read.
+
+    Raises:
+        OSError: it cannot be read.
+        JournalError: it is no journal.
+    """
+    with open_regular(path) as file:
+        content = file.read(_HEAD_BYTES)
+    # Cut before the first block; a head of this size is none that was written here.
+    first = HEADER.unpack_from(content)[2] if len(content) >= HEADER.size else 0
+    return parse_journal(path, content[:first] if first >= META_AT else content)
 
 
 def parse_journal(path: Path, content: bytes) -> JournalImage:

@@ -8,6 +8,7 @@ down are found in its files and left out; over OTLP they are sent again, with th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from lens_core.semconv import (
     NEMO_SPAN_TRUNCATED_REASON,
 )
 from lens_core.telemetry.journal.death import death_reason
+from lens_core.telemetry.journal.exit_note import exit_note_path
 from lens_core.telemetry.journal.families import (
     Family,
     Left,
@@ -72,7 +74,7 @@ class DirectorySink:
         there = _ids_in(path, {format(_span_id(span), "016x") for span in spans})
         spans = [span for span in spans if _span_id(span) not in there]
         before = path.read_bytes() if path.is_file() else b""
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(before)
             for at in range(0, len(spans), _SPANS_PER_LINE):
@@ -109,6 +111,7 @@ def recover(
     *,
     exit_statuses: Mapping[int, int] | None = None,
     assume_dead: bool = False,
+    remove_emptied: bool = False,
 ) -> Recovered:
     """Deliver the spans of all dead processes that have a journal in these directories.
 
@@ -118,9 +121,12 @@ def recover(
     Args:
         directories: Where to look.
         sink: Where the spans of a process go, given the meta data of its journal.
-        exit_statuses: How processes ended, by process id, where the caller knows.
+        exit_statuses: How processes ended, by process id, where the caller knows: the exit status,
+            or minus the number of the signal, as in ``subprocess.Popen.returncode``. Where it does
+            not, what ``lens run`` noted beside the journal is used.
         assume_dead: Recover also the journals of processes that cannot be judged from here, such
             as those of another host. Only for a run that is known to be over.
+        remove_emptied: Remove a directory of which nothing is left afterwards.
     """
     result = Recovered()
     for directory in directories:
@@ -137,6 +143,9 @@ def recover(
                 result.problems.append(f"{family.journal}: {error}")
             except Exception as error:  # noqa: BLE001 - of one process; the others are recovered
                 result.problems.append(f"{family.journal}: {type(error).__name__}: {error}")
+        if remove_emptied and families:
+            with contextlib.suppress(OSError):
+                directory.rmdir()  # only if nothing is left in it
     return result
 
 
@@ -187,7 +196,7 @@ def _recover_one(
         left.spans = [span for span in left.spans if span.span_id not in delivered]
         reason, stacks, alive_ns = "shutdown", "", 0
         if left.journal is not None:
-            exit_status = exit_statuses.get(left.journal.process.pid)
+            exit_status = exit_statuses.get(left.journal.process.pid, family.exit_status)
             reason = death_reason(
                 left.journal, liveness, stacks=family.stacks, exit_status=exit_status
             )
@@ -246,6 +255,7 @@ def _set_aside(family: Family) -> None:
         if path.exists():
             path.replace(path.with_name(path.name + ".damaged"))
     family.stacks.unlink(missing_ok=True)
+    exit_note_path(family.stem).unlink(missing_ok=True)
 
 
 def _span_id(span: ReadableSpan) -> int:
