@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import click
 from opentelemetry import trace
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from lens_contrib.demo.driver import DemoError, DemoResult, run_demo
 from lens_contrib.demo.training import TrainingPlan, broadcast_hops, point_to_point_hops
+from lens_contrib.recovery.endpoint import check_endpoint
 from lens_contrib.timeline.hops import HopResolution, resolve_hops
 from lens_contrib.timeline.runs import Run, read_run
 from lens_core import NemoLensConfig, extract_context, setup_telemetry
@@ -27,18 +27,6 @@ from lens_core.telemetry.files import run_directory
 __all__ = ["demo"]
 
 _SHOWN_PROBLEMS: Final = 5
-
-
-def _otlp_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    try:
-        parts = urlsplit(value or "")
-        # The port is read for its own check.
-        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-    except ValueError:
-        known = False
-    if value is not None and (not known or value != "".join(value.split())):
-        raise click.BadParameter(f"{value!r} is no URL such as http://127.0.0.1:4318")
-    return value
 
 
 @click.command()
@@ -72,7 +60,7 @@ def _otlp_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option(
     "--otlp",
     metavar="ENDPOINT",
-    callback=_otlp_url,
+    callback=check_endpoint,
     help="Send the spans to this OTLP/HTTP collector as well, e.g. http://127.0.0.1:4318.",
 )
 def demo(ranks: int, steps: int, out: str, text: str | None, otlp: str | None) -> None:
