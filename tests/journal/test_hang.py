@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -28,8 +30,10 @@ CASES = {
 }
 
 
-def lens(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+def lens(command, *arguments):
+    # What the tests wait for is shorter than what counts as a hang by default.
+    options = ["--after", "3"] if command == "hang" else []
+    return CliRunner().invoke(main, [command, *options, *map(str, arguments)])
 
 
 def journals(directory):
@@ -129,8 +133,66 @@ def test_ranks_of_several_hosts(tmp_path, monkeypatch):
         assert not report["is_live"]
         assert report["suspects"][0]["processes"] == ["rank 5"]
         assert report["suspects"][0]["waiters"] == ["rank 4"]
+        wait_for(lambda: lens("hang", directories[0]).exit_code == 1)
         assert lens("hang", directories[0]).output.startswith("suspect: rank 5 is waited for")
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def test_a_rank_that_is_slow_is_no_hang(tmp_path):
+    """It computes for a few seconds, and the other one waits for it; that is so for every step."""
+    (tmp_path / "journals").mkdir()
+    programs = [
+        run_program(
+            tmp_path,
+            f"""
+            tracer.start_span("step", attributes={attributes!r})
+            print("ready", flush=True)
+            time.sleep(60)
+            """,
+            LENS_TEST_RANK=str(rank),
+        )
+        for rank, attributes in enumerate([{"lens.op": "recv", "lens.peer.rank": 1}, {}])
+    ]
+    try:
+        time.sleep(3.0)
+        command = [sys.executable, "-m", "lens_contrib.cli", "hang", str(tmp_path / "journals")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0
+        lines = done.stdout.splitlines()
+        assert lines[0].startswith("nothing hangs so far: nobody has kept others waiting for 30 s")
+        assert lines[1].startswith("slow: rank 1 waits for nobody and has not moved for ")
+        assert lines[1].endswith("1 waits for it: rank 0")
+        done = subprocess.run(
+            [*command, "--after", "2"], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout.split()[0]) == (1, "suspect:")
+        for redirection in (">&-", ">/dev/full"):
+            full = ["sh", "-c", f'"$@" {redirection}', "sh", *command, "--after", "2"]
+            done = subprocess.run(full, capture_output=True, text=True, check=False, timeout=60)
+            assert done.returncode == 2
+            assert "lens: the report cannot be written" in done.stderr
+            assert "Traceback" not in done.stderr
+        short = ["sh", "-c", '("$@"; echo $? >status) | true', "sh", *command, "--after", "2"]
+        subprocess.run(short, cwd=tmp_path, check=True, timeout=60)
+        assert (tmp_path / "status").read_text() == "1\n", (
+            "nobody read it, and it hangs all the same"
+        )
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf"])
+def test_seconds_that_are_none(seconds, tmp_path):
+    for arguments in (
+        ["hang", str(tmp_path), "--after", seconds],
+        ["stacks", str(tmp_path), "--timeout", seconds],
+        ["agent", str(tmp_path), "--otlp", "http://127.0.0.1:4318", "--interval", seconds],
+    ):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 2
+        assert "is no number of seconds" in result.output

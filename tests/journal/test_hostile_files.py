@@ -30,7 +30,7 @@ from lens_core.telemetry.journal.format import (
     round_to_page,
 )
 from lens_core.telemetry.journal.liveness import Liveness
-from lens_core.telemetry.journal.location import search_directories
+from lens_core.telemetry.journal.location import search
 from lens_core.telemetry.journal.reader import parse_journal
 from lens_core.telemetry.journal.recovery import DirectorySink, recover
 from lens_core.telemetry.journal.spill import SpilledSpan, SpillFile, SpillReader
@@ -292,8 +292,8 @@ def test_a_run_whose_directory_is_not_there_yet(tmp_path, monkeypatch):
     (journals / "spans-a.lensj").write_bytes(journal([(SPAN, [(Kind.START, start(6))])]))
     monkeypatch.setenv("NEMO_LENS_JOURNAL_DIR", str(tmp_path / "journals"))
     for run in ("run-7", str(tmp_path / "runs" / "run-7"), str(tmp_path / "runs" / "run-7") + "/"):
-        assert search_directories(run) == [journals]
-    assert search_directories(str(tmp_path / "runs" / "run-8")) == []
+        assert search(run).directories == [journals]
+    assert search(str(tmp_path / "runs" / "run-8")).directories == []
 
 
 ODD_LINES = [

@@ -168,6 +168,44 @@ def test_a_run_that_goes_on_does_not_hang():
     assert report.suspects[0].progresses
 
 
+def of_a_pair(idle_s, *, cycle=False):
+    waits = (recv(1, 1), recv(2, 0)) if cycle else (recv(1, 1), span("compute", 2))
+    return [process(rank, wait, idle_ns=int(idle_s * 1e9)) for rank, wait in enumerate(waits)]
+
+
+def test_one_that_is_slow_hangs_when_the_time_is_over():
+    for idle_s, after_s, hangs in [(29, 30, False), (31, 30, True), (29, 20, True), (1, 0, True)]:
+        report = analyse(Snapshot(NOW_NS, of_a_pair(idle_s)), after_s=after_s)
+        assert report.hangs is report.suspects[0].hangs is hangs
+        assert report.suspects[0].names == ("rank 1",)
+
+
+def test_a_circle_can_only_hang_once_it_stands():
+    assert analyse(Snapshot(NOW_NS, of_a_pair(5, cycle=True))).hangs
+    assert not analyse(Snapshot(NOW_NS, of_a_pair(0.5, cycle=True))).hangs
+
+
+def test_one_that_died_hangs_the_others_at_once():
+    dead = process(1, span("x", 2), gone=True, reason="sigkill", idle_ns=0)
+    assert analyse(Snapshot(NOW_NS, [process(0, recv(1, 1), idle_ns=0), dead])).hangs
+
+
+def test_all_are_there_and_it_may_still_end():
+    ranks = [process(r, collective(r + 1, "all_reduce", 4), idle_ns=10**10) for r in range(4)]
+    report = analyse(Snapshot(NOW_NS, ranks))
+    assert report.suspects[0].kind == "transfer"
+    assert not report.hangs
+    assert analyse(Snapshot(NOW_NS, ranks), after_s=5).hangs
+
+
+def test_a_rank_that_may_still_start():
+    late = OpenSpan(
+        "t" * 32, "1" * 16, "", "recv", NOW_NS - 10**9, {"lens.op": "recv", "lens.peer.rank": 1}
+    )
+    assert not analyse(Snapshot(NOW_NS, [process(0, late)])).hangs
+    assert analyse(Snapshot(NOW_NS, [process(0, late)]), after_s=0.5).hangs
+
+
 def test_those_that_ended_in_order_are_not_suspects():
     report = analyse(Snapshot(NOW_NS, [process(0, gone=True, reason="shutdown"), process(1)]))
     assert report.suspects == []

@@ -12,9 +12,11 @@ from rich.console import Console
 
 from lens_contrib.recovery.asking import ask_for_stacks
 from lens_contrib.recovery.endpoint import check_endpoint
+from lens_contrib.recovery.seconds import check_seconds
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.attach import SenderSink
-from lens_core.telemetry.journal.location import search_directories
+from lens_core.telemetry.journal.location import search
+from lens_core.telemetry.journal.output import own_directory
 from lens_core.telemetry.journal.recovery import DirectorySink, Recovered, RecoveredSink
 from lens_core.telemetry.journal.recovery import recover as recover_journals
 
@@ -69,7 +71,10 @@ def recover(
 
     Exit status: 1 if something could not be read or delivered, 2 if there is no such run.
     """
-    directories = [path for run in runs for path in search_directories(run)]
+    searched = [search(run) for run in runs]
+    directories = [path for one in searched for path in one.directories]
+    for note in dict.fromkeys(note for one in searched for note in one.notes):
+        click.echo(f"lens: {note}", err=True)
     if not directories:
         # Not "0 recovered": a mistyped name must not read as if nothing had been lost.
         click.echo(
@@ -82,13 +87,14 @@ def recover(
     def sink(meta: Mapping[str, object]) -> RecoveredSink:
         if otlp is not None:
             return _otlp(otlp)
-        return DirectorySink(output or _own_directory(meta, runs))
+        return DirectorySink(output or _place_for(meta, runs))
 
     result = recover_journals(
         directories,
         sink,
         exit_statuses=dict(map(_exit_status, exit_statuses)),
         assume_dead=assume_dead,
+        remove_emptied=True,
     )
     _show(result)
     sys.exit(1 if result.problems else 0)
@@ -96,7 +102,15 @@ def recover(
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--timeout", "timeout_s", default=2.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    callback=check_seconds,
+    default=2.0,
+    show_default=True,
+    help="Seconds to wait.",
+)
 def stacks(runs: Sequence[str], timeout_s: float) -> None:
     """Show the Python stacks of all threads of a run's live processes on this host.
 
@@ -105,8 +119,11 @@ def stacks(runs: Sequence[str], timeout_s: float) -> None:
 
     Exit status: 1 if a process did not answer, 2 if there is none.
     """
-    directories = [path for run in runs for path in search_directories(run)]
+    searched = [search(run) for run in runs]
+    directories = [path for one in searched for path in one.directories]
     answers = ask_for_stacks(directories, timeout_s=timeout_s)
+    for note in dict.fromkeys(note for one in searched for note in one.notes):
+        click.echo(f"lens: {note}", err=True)
     if not answers:
         click.echo(f"lens: no live process has a journal in {', '.join(runs)}", err=True)
         sys.exit(2)
@@ -122,13 +139,17 @@ def _otlp(endpoint: str) -> RecoveredSink:
     return SenderSink(otlp_sink(SPANS, os.environ, endpoint))
 
 
-def _own_directory(meta: Mapping[str, object], runs: Sequence[str]) -> Path:
-    """The directory that the process wrote its files to, or else the one that was named."""
+def _place_for(meta: Mapping[str, object], runs: Sequence[str]) -> Path:
+    """The directory that the process wrote its files to, or the one that was named if that is not.
+
+    Raises:
+        OSError: it is not this user's.
+    """
     own = meta.get("output_dir")
-    if isinstance(own, str) and own and Path(own).is_dir():
-        return Path(own)
-    named = [Path(run) for run in runs if Path(run).is_dir()]
-    return named[0] if named else Path(str(own or "."))
+    named = next((Path(run) for run in runs if os.path.isdir(run)), None)
+    if named is not None and not os.path.isdir(str(own or "")):
+        return named  # the journal comes from another host, or the directory was moved
+    return own_directory(meta)
 
 
 def _show(result: Recovered) -> None:

@@ -16,5 +16,5 @@ def check_seconds(ctx: click.Context, param: click.Parameter, value: float) -> f
         click.BadParameter: it is not; ``nan`` neither, which passes every range of click's.
     """
     if not 0 <= value <= threading.TIMEOUT_MAX:
-        raise click.BadParameter(f"{value} is no number of seconds to wait")
+        raise click.BadParameter(f"{value} is no number of seconds")
     return value

@@ -25,7 +25,7 @@ import click
 from lens_contrib.recovery.endpoint import check_endpoint
 from lens_contrib.timeline.runs import RunError, run_files
 from lens_core.telemetry.delivery import Outcome
-from lens_core.telemetry.journal.location import search_directories
+from lens_core.telemetry.journal.location import search
 from lens_core.telemetry.journal.recovery import DirectorySink, recover
 from lens_core.telemetry.otlp_http import HttpSink
 from lens_core.telemetry.otlp_json import JsonObject, to_line
@@ -46,12 +46,14 @@ class Shipped:
         known: Spans that had been sent before.
         recovered: Spans of dead processes that were turned into files first.
         problems: One line per piece that could not be read or sent.
+        notes: One line per directory of journals that could not be looked into from here.
     """
 
     sent: int = 0
     known: int = 0
     recovered: int = 0
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def ship_run(directory: Path, endpoint: str) -> Shipped:
@@ -69,7 +71,11 @@ def ship_run(directory: Path, endpoint: str) -> Shipped:
         RunError: If there is no such directory, or no telemetry in it.
     """
     result = Shipped()
-    recovered = recover(search_directories(str(directory)), lambda meta: DirectorySink(directory))
+    searched = search(str(directory))
+    recovered = recover(
+        searched.directories, lambda meta: DirectorySink(directory), remove_emptied=True
+    )
+    result.notes += searched.notes
     result.recovered = recovered.ended + recovered.truncated
     result.problems += recovered.problems
     settings = read_otlp_settings("traces", endpoint=endpoint)
@@ -213,6 +219,6 @@ def ship(directory: Path, otlp: str | None) -> None:
         f"sent {result.sent} spans to {endpoint}; {result.known} had been sent before, "
         f"{result.recovered} came from journals of processes that were killed"
     )
-    for problem in result.problems:
+    for problem in [*result.notes, *result.problems]:
         click.echo(problem, err=True)
     sys.exit(1 if result.problems else 0)

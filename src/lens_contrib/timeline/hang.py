@@ -25,8 +25,10 @@ from lens_contrib.timeline.open_processes import OpenProcess, OpenSpan, Snapshot
 from lens_contrib.timeline.waits import Wait, wait_of
 from lens_core.semconv import LENS_STAGE, RAY_ACTOR_ID, RAY_TASK_ID, RAY_WAIT_TASK_IDS
 
-__all__ = ["Edge", "HangReport", "Kind", "Mismatch", "Suspect", "analyse"]
+__all__ = ["HANG_AFTER_S", "Edge", "HangReport", "Kind", "Mismatch", "Suspect", "analyse"]
 
+#: A rank may compute, load data or write a checkpoint for a while, and the others wait for it.
+HANG_AFTER_S: Final = 30.0
 #: A process that started or ended a span this recently goes on.
 _PROGRESS_NS: Final = 2_000_000_000
 #: A live process writes a sign of life twice a second.
@@ -79,6 +81,7 @@ class Suspect:
         names: Names of the processes.
         waiters: Names of the others that wait for them, directly or not.
         progresses: Whether it started or ended a span within the last two seconds.
+        hangs: Whether this is a hang, and not only somebody who is slow.
         text: One line that says what is known.
     """
 
@@ -86,6 +89,7 @@ class Suspect:
     names: tuple[str, ...]
     waiters: tuple[str, ...]
     progresses: bool
+    hangs: bool
     text: str
 
 
@@ -99,6 +103,7 @@ class HangReport:
         edges: The wait-for graph.
         mismatches: Ranks in different operations of one group.
         suspects: The most likely first.
+        after_s: How long nothing may move, in seconds, before that counts as a hang.
     """
 
     snapshot: Snapshot
@@ -106,16 +111,24 @@ class HangReport:
     edges: list[Edge] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
     suspects: list[Suspect] = field(default_factory=list)
+    after_s: float = HANG_AFTER_S
 
     @property
     def hangs(self) -> bool:
-        """Whether somebody waits for a suspect that does not go on."""
-        return any(not suspect.progresses for suspect in self.suspects)
+        """Whether any of the suspects hangs."""
+        return any(suspect.hangs for suspect in self.suspects)
 
 
-def analyse(snapshot: Snapshot) -> HangReport:
-    """Who waits for whom in a snapshot."""
-    report = HangReport(snapshot)
+def analyse(snapshot: Snapshot, *, after_s: float = HANG_AFTER_S) -> HangReport:
+    """Who waits for whom in a snapshot.
+
+    Args:
+        snapshot: What the processes are doing.
+        after_s: How long a process may keep others waiting without a move of its own, in seconds,
+            before that counts as a hang. Ranks that wait for each other, or for one that died, can
+            only hang, and do so at once, or after two seconds.
+    """
+    report = HangReport(snapshot, after_s=after_s)
     for process in snapshot.processes:
         if not process.gone:
             waits = [wait for span in process.innermost if (wait := wait_of(span)) is not None]
@@ -274,6 +287,7 @@ def _order(suspect: Suspect, by_name: dict[str, OpenProcess]) -> tuple[object, .
     # Of several that died, the first: the others may have died of it.
     first_ns = min((by_name[name].alive_ns for name in suspect.names if name in by_name), default=0)
     return (
+        not suspect.hangs,
         suspect.progresses,
         -len(suspect.waiters) - len(suspect.names) + 1,
         _CERTAINTY.index(suspect.kind),
@@ -292,12 +306,19 @@ def _judge(
     names = tuple(sorted(members, key=list(graph).index))
     after = tuple(sorted(waiters, key=list(graph).index))
     if len(members) > 1:
+        # A moment ago one of them may have been ahead of the others, and no more.
+        least_ns = min(_PROGRESS_NS, int(report.after_s * 1e9))
+        stands = all(
+            now_ns - by_name[member].activity_ns >= least_ns
+            for member in members
+            if member in by_name
+        )
         odd = _odd_ones(report, members)
         if odd:
             rest = tuple(name for name in names if name not in odd)
             text = "; ".join(f"{name} is in {what}" for name, what in odd.items())
             others = _others(report, rest)
-            return Suspect("mismatch", tuple(odd), (*rest, *after), False, text + others)
+            return Suspect("mismatch", tuple(odd), (*rest, *after), False, stands, text + others)
         circle = cycle_through(graph, members)
         why = {(edge.waiting, edge.waited_for): edge.why for edge in report.edges}
         steps = [
@@ -305,31 +326,36 @@ def _judge(
             for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
         ]
         text = "wait for each other: " + " -> ".join([*steps, circle[0]])
-        return Suspect("cycle", names, after, False, text)
+        return Suspect("cycle", names, after, False, stands, text)
     name = names[0]
     process = by_name.get(name)
     if process is None:
         text = f"{name} is waited for, but has no open span: it has ended, or never started"
-        return Suspect("missing", names, after, False, text)
+        since_ns = min(edge.since_ns for edge in report.edges if edge.waited_for == name)
+        hangs = now_ns - since_ns >= report.after_s * 1e9
+        return Suspect("missing", names, after, False, hangs, text)
     where = _where(process)
     if process.gone:
         ago = (now_ns - process.alive_ns) / 1e9
         text = f"{name} died ({process.reason or 'unknown'}) {ago:.1f} s ago {where}"
-        return Suspect("dead", names, after, False, text)
+        return Suspect("dead", names, after, False, True, text)
     idle_s = (now_ns - process.activity_ns) / 1e9
     progresses = now_ns - process.activity_ns < _PROGRESS_NS
     said = "goes on" if progresses else f"has not moved for {idle_s:.1f} s"
     silent_s = (now_ns - process.alive_ns) / 1e9
     if silent_s >= _SILENT_S:
         said += f" (no sign of life for {silent_s:.1f} s: stopped, or C code holds its interpreter)"
-    return Suspect("stuck", names, after, progresses, f"{name} waits for nobody and {said} {where}")
+    text = f"{name} waits for nobody and {said} {where}"
+    return Suspect("stuck", names, after, progresses, idle_s >= report.after_s, text)
 
 
 def _transfers(report: HangReport, by_name: dict[str, OpenProcess]) -> list[Suspect]:
     """Operations that have all of their ranks and do not end."""
     stuck: dict[str, list[str]] = {}
+    idle_s: dict[str, float] = {}
     for name, waits in report.waits.items():
-        if report.snapshot.now_ns - by_name[name].activity_ns >= _PROGRESS_NS:
+        idle_s[name] = (report.snapshot.now_ns - by_name[name].activity_ns) / 1e9
+        if idle_s[name] >= _PROGRESS_NS / 1e9:
             for wait in waits:
                 stuck.setdefault(str(wait), []).append(name)
     return [
@@ -338,6 +364,7 @@ def _transfers(report: HangReport, by_name: dict[str, OpenProcess]) -> list[Susp
             tuple(names),
             (),
             False,
+            min(idle_s[name] for name in names) >= report.after_s,
             f"{', '.join(names)}: all ranks are in {what}, and it does not end",
         )
         for what, names in stuck.items()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lens_contrib.recovery.asking import ask_for_stacks
-from lens_contrib.timeline.hang import HangReport, Suspect, analyse
+from lens_contrib.recovery.seconds import check_seconds
+from lens_contrib.timeline.hang import HANG_AFTER_S, HangReport, Suspect, analyse
 from lens_contrib.timeline.open_processes import OpenProcess, take_snapshot
-from lens_core.telemetry.journal.location import search_directories
+from lens_core.telemetry.journal.location import search
 
 __all__ = ["hang", "main_stack", "to_json", "to_text"]
 
@@ -31,18 +34,30 @@ _MAX_SILENT = 16
     is_flag=True,
     help="Ask the live processes of this host for their stacks first.",
 )
-def hang(runs: Sequence[str], as_json: bool, stacks: bool) -> None:
+@click.option(
+    "--after",
+    "after_s",
+    type=float,
+    callback=check_seconds,
+    default=HANG_AFTER_S,
+    show_default=True,
+    help="Seconds that a rank may keep others waiting before that counts as a hang.",
+)
+def hang(runs: Sequence[str], as_json: bool, stacks: bool, after_s: float) -> None:
     """Show who waits for whom in a run that hangs, or hung when it was killed.
 
     DIR is a run's directory, a directory of journals (of another host, say), or the id of a run on
     this host. Several are taken together. Only reads, unless --stacks is given.
 
-    Exit status: 1 if something hangs, 0 if nothing does, 2 if there is nothing to read.
+    Exit status: 1 if something hangs, 0 if nothing does, 2 if there is nothing to read, or nowhere
+    to write the report.
     """
-    directories = [path for run in runs for path in search_directories(run)]
+    searched = [search(run) for run in runs]
+    directories = [path for one in searched for path in one.directories]
     if stacks:
         ask_for_stacks(directories)
     snapshot = take_snapshot(directories)
+    snapshot.problems += dict.fromkeys(note for one in searched for note in one.notes)
     if not snapshot.processes:
         for problem in snapshot.problems:
             click.echo(f"lens: {problem}", err=True)
@@ -52,25 +67,50 @@ def hang(runs: Sequence[str], as_json: bool, stacks: bool) -> None:
             err=True,
         )
         sys.exit(2)
-    report = analyse(snapshot)
-    if as_json:
-        click.echo(json.dumps(to_json(report), indent=2))
-    else:
-        console = Console()
-        # Its width is that of a terminal or 80; a table in a file may be wider.
-        if not console.is_terminal:
-            console.width = 160
-        to_text(report, console)
+    report = analyse(snapshot, after_s=after_s)
+    _write(json.dumps(to_json(report), indent=2) + "\n" if as_json else _rendered(report))
     sys.exit(1 if report.hangs else 0)
+
+
+def _rendered(report: HangReport) -> str:
+    shown = Console()
+    # Of the encoding that it will be written in: that decides what tables are drawn with.
+    text = io.TextIOWrapper(io.BytesIO(), encoding=shown.encoding, errors="replace", newline="")
+    # Its width is that of a terminal or 80; a table in a file may be wider.
+    width = shown.width if shown.is_terminal else 160
+    to_text(report, Console(file=text, width=width, force_terminal=shown.is_terminal))
+    text.seek(0)
+    return text.read()
+
+
+def _write(text: str) -> None:
+    """Write a report; where that cannot be done, no exit status may stand for it."""
+    try:
+        if sys.stdout is None:
+            raise OSError("it is closed")
+        click.echo(text, nl=False)
+    except OSError as error:
+        # The interpreter would try again at its end, and make another status of it.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        if isinstance(error, BrokenPipeError):
+            return  # who reads has seen enough
+        click.echo(f"lens: the report cannot be written: {error.strerror or error}", err=True)
+        sys.exit(2)
 
 
 def to_text(report: HangReport, console: Console) -> None:
     """Write the report; its first line names the suspect."""
     snapshot = report.snapshot
     by_name = {process.name: process for process in snapshot.processes}
-    if not report.hangs:
+    if not report.suspects:
         moving = len(snapshot.processes)
         console.print(f"nothing hangs: no process keeps others waiting ({moving} looked at)")
+    elif not report.hangs:
+        _line(
+            console,
+            f"nothing hangs so far: nobody has kept others waiting for {report.after_s:g} s "
+            "without a move (--after)",
+        )
     for suspect in report.suspects[:_MAX_SUSPECTS]:
         _line(console, _headline(suspect))
         for name in suspect.names:
@@ -103,12 +143,14 @@ def to_json(report: HangReport) -> dict[str, object]:
         "now_ns": snapshot.now_ns,
         "is_live": snapshot.is_live,
         "hangs": report.hangs,
+        "after_s": report.after_s,
         "suspects": [
             {
                 "kind": suspect.kind,
                 "processes": list(suspect.names),
                 "waiters": list(suspect.waiters),
                 "progresses": suspect.progresses,
+                "hangs": suspect.hangs,
                 "text": suspect.text,
             }
             for suspect in report.suspects
@@ -157,10 +199,11 @@ def _printable(text: str) -> str:
 
 def _headline(suspect: Suspect) -> str:
     count = len(suspect.waiters)
+    what = "suspect" if suspect.hangs else "slow"
     if not count:
-        return f"suspect: {suspect.text}"
+        return f"{what}: {suspect.text}"
     verb = "waits" if count == 1 else "wait"
-    return f"suspect: {suspect.text}; {count} {verb} for it: {', '.join(suspect.waiters)}"
+    return f"{what}: {suspect.text}; {count} {verb} for it: {', '.join(suspect.waiters)}"
 
 
 def _row(report: HangReport, process: OpenProcess) -> tuple[str, str, str, str, str]:

@@ -173,9 +173,7 @@ def _from_journal(family: Family) -> _Found:
     liveness = Liveness.DEAD if image.closed else is_alive(image.process, family.journal)
     reason = ""
     if liveness in (Liveness.DEAD, Liveness.REPLACED):
-        reason = death_reason(
-            image, liveness, stacks=family.stacks, exit_status=family.exit_status
-        )
+        reason = death_reason(image, liveness, stacks=family.stacks, exit_status=family.exit_status)
     spans = [
         OpenSpan(
             format(span.trace_id, "032x"),

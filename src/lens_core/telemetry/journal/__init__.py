@@ -23,10 +23,12 @@ yet exported needs no second copy, and each fact is encoded once.
 ``processor``  plugs it into the SDK
 ``process``    which process wrote a journal
 ``location``   where journals are
+``pointers``   says in a run's directory where they are
 ``reader``     journals of other processes, alive or dead
 ``opening``    opens them, unless somebody put something else there
 ``liveness``   whether the process that wrote a journal is still there
 ``exit_note``  how it ended, from who saw that
 ``recovery``   journals of dead processes as ordinary telemetry
+``output``     where that may be written
 =============  ================================================================================
 """

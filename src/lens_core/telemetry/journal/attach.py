@@ -21,6 +21,8 @@ from lens_core.telemetry.delivery import Outcome, Sink
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.families import find_families
 from lens_core.telemetry.journal.location import journal_directory
+from lens_core.telemetry.journal.output import own_directory
+from lens_core.telemetry.journal.pointers import write_pointer
 from lens_core.telemetry.journal.processor import JournalSpanProcessor
 from lens_core.telemetry.journal.recovery import DirectorySink, RecoveredSink, recover
 from lens_core.telemetry.journal.writer import JournalSettings, Keeps
@@ -104,10 +106,9 @@ def open_journal(plan: JournalPlan) -> JournalSpanProcessor | None:
             else "Set NEMO_LENS_JOURNAL_DIR to a local directory that this process may write to.",
         )
         return None
-    if keeps != "ship":  # what is there to ship is the agent's
-        threading.Thread(
-            target=_recover_earlier, args=(directory, plan), name="lens-recover", daemon=True
-        ).start()
+    threading.Thread(
+        target=_look_around, args=(directory, plan), name="lens-recover", daemon=True
+    ).start()
     return processor
 
 
@@ -129,8 +130,28 @@ class SenderSink:
                 raise OSError(f"the receiver did not take the spans of {name} ({outcome.value})")
 
 
+def _look_around(directory: Path, plan: JournalPlan) -> None:
+    """What need not hold up the training thread: a file system may be slow."""
+    _leave_pointer(directory, plan)
+    if plan.keeps != "ship":  # what is there to ship is the agent's
+        _recover_earlier(directory, plan)
+
+
+def _leave_pointer(directory: Path, plan: JournalPlan) -> None:
+    """Say in the run's directory where its journals are, if it has or will have one."""
+    try:
+        if plan.config.exporter in ("file", "journal") or plan.output_directory.is_dir():
+            write_pointer(plan.output_directory, directory.absolute())
+    except Exception as error:  # noqa: BLE001 - nothing of it may reach the training loop
+        incidents.record(
+            "journal.pointer",
+            f"{plan.output_directory} does not say where the journals are: {error}",
+            todo=f"Name {directory} to lens hang, lens stacks and lens recover.",
+        )
+
+
 def _recover_earlier(directory: Path, plan: JournalPlan) -> None:
-    """Deliver what killed processes of this run left, off the training thread."""
+    """Deliver what killed processes of this run left."""
     try:
 
         def sink(meta: Mapping[str, object]) -> RecoveredSink:
@@ -154,7 +175,7 @@ def _tidy_other_runs(directory: Path) -> None:
     """
 
     def sink(meta: Mapping[str, object]) -> RecoveredSink:
-        output = Path(str(meta.get("output_dir") or os.devnull))
+        output = own_directory(meta)
         if meta.get("keeps") == "ship" or not output.parent.is_dir():
             raise OSError("it is left for lens recover, or lens agent")
         return DirectorySink(output)

@@ -18,13 +18,14 @@ from typing import Final
 
 from lens_core.incidents import incidents
 from lens_core.telemetry.journal.format import JOURNAL_SUFFIX
+from lens_core.telemetry.journal.pointers import Followed, follow_pointers, is_pointer
 
 __all__ = [
     "default_root",
     "is_network_file_system",
     "journal_directory",
     "run_name",
-    "search_directories",
+    "search",
     "search_roots",
 ]
 
@@ -82,19 +83,23 @@ def default_root() -> Path:
     raise last or OSError("every default directory is on a network file system")
 
 
-def search_directories(run: str) -> list[Path]:
+def search(run: str) -> Followed:
     """Where journals of a run may be: ``run`` is a directory, or the id or name of a run.
 
     A directory is searched with all below it, so that ``NEMO_LENS_JOURNAL_DIR`` itself can be named
-    as well as a run's directory in it.
+    as well as a run's directory in it. Where a pointer in it leads to journals of this user on this
+    host, that is followed; of others the notes tell.
     """
     if not run:
-        return []  # an unset variable, and not the current directory
+        return Followed()  # an unset variable, and not the current directory
     named = Path(run)
     found: list[Path] = []
+    pointed = Followed()
     # Not Path.is_dir, which raises for what is too long to be the name of a directory.
     if os.path.isdir(run):
-        found = [named, *sorted({path.parent for path in named.rglob(f"*{JOURNAL_SUFFIX}")})]
+        below, pointers = _below(run)
+        pointed = follow_pointers(pointers)
+        found = [named, *below, *pointed.directories]
     # A run that hangs in its first step has no directory yet, only the name of one.
     names = [run_name(named.resolve().name)] if found else [run_name(run), run_name(named.name)]
     found += [root / name for root in search_roots() for name in names]
@@ -102,7 +107,18 @@ def search_directories(run: str) -> list[Path]:
     for path in found:
         if os.path.isdir(path) and not any(path.samefile(other) for other in unique):
             unique.append(path)
-    return unique
+    return Followed(unique, pointed.notes)
+
+
+def _below(directory: str) -> tuple[list[Path], list[Path]]:
+    """Directories with journals in them, and pointers, in a directory and below it."""
+    holding: list[Path] = []
+    pointers: list[Path] = []
+    for parent, _, names in os.walk(directory):
+        if any(name.endswith(JOURNAL_SUFFIX) for name in names):
+            holding.append(Path(parent))
+        pointers += [Path(parent, name) for name in names if is_pointer(name)]
+    return sorted(holding), sorted(pointers)
 
 
 def search_roots() -> list[Path]:
