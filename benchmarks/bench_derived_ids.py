@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from benchmarks.ratios import BASELINE_TWIN, Report, against, interleave
+from benchmarks.ratios import Report, interleave
 from benchmarks.slowest import slowest_rank
 from lens_core import extract_context, inject_context, linked_span
 from lens_core.identity import HopId, Identity, RunKey, StepScope, hop_span, step_span
@@ -55,13 +55,7 @@ def run(report: Report) -> None:
         report.table(samples, PLAIN)
         for name in samples:
             print(f"  added to the step by {name}: {_shown(_added(samples, name))}")
-        # Against both plain steps of a round, the second of which is the control. Distinguishable
-        # where the whole 95 % interval of the paired ratio is above 1.
-        pairs = zip(samples[PLAIN], samples[BASELINE_TWIN], strict=True)
-        both = [statistics.mean(pair) for pair in pairs]
-        ratio = against({"both": both, DERIVED: samples[DERIVED]}, "both")[DERIVED]
-        bound = None if length == "a short step" else 1.0
-        report.figure("derived / plain and control, low end of 95 %", ratio.low, "x", at_most=bound)
+        report.same(samples, PLAIN, DERIVED, judge=length == "a step")
 
 
 def _ids(report: Report) -> None:

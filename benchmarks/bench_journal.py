@@ -7,7 +7,6 @@ to be told from one without.
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from opentelemetry.sdk.trace import TracerProvider
 
+from benchmarks.journal_steps import OFF, ON, demo_steps
 from benchmarks.ratios import Report, interleave
 from lens_core.telemetry.delivery import Delivery, DeliverySettings
 from lens_core.telemetry.exporters import SPANS
@@ -26,8 +26,6 @@ from lens_core.telemetry.journal.writer import JournalSettings, Keeps
 from lens_core.telemetry.span_pipeline import SpanPipeline
 
 MOST_US_PER_SPAN = 6.0
-#: A step that takes this much longer can be told from the noise of the paired steps.
-MOST_STEP_RATIO = 1.03
 SPANS_A_CALL = 100
 
 _TRACED = """
@@ -127,20 +125,11 @@ def _system_calls(report: Report, root: Path) -> None:
 
 
 def _per_step(report: Report) -> None:
-    report.title("one training step of the demo's model, spans of every microbatch")
-    rows = subprocess.run(
-        [sys.executable, "-m", "benchmarks.journal_steps"],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ).stdout
-    samples: dict[str, list[float]] = {}
-    for row in rows.splitlines():
-        name, _, values = row.partition(":")
-        samples[name] = [float(value) for value in values.split()]
-    report.table(samples, "off", bounds={"on": MOST_STEP_RATIO})
+    ranks = 4
+    report.title(f"one training step of the demo, {ranks} ranks, spans of every microbatch")
+    samples = demo_steps(ranks, 200)
+    report.table(samples, OFF)
+    report.same(samples, OFF, ON)
 
 
 def _memory() -> str | None:

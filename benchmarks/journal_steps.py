@@ -1,31 +1,24 @@
-"""Steps of the demo's training, some with the journal and some without, in one process.
-
-Run by ``bench_journal`` in a process of its own, since it sets the global tracer provider. Prints
-one line per variant: its name and the microseconds of each step.
-"""
+"""Steps of the demo's training, some with the journal and some without, on real gloo ranks."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from benchmarks.ratios import interleave
-from lens_contrib.demo.model import ModelShape
-from lens_contrib.demo.text import load_corpus
-from lens_contrib.demo.training import StageTrainer, TrainingPlan
+from benchmarks.slowest import slowest_rank
 from lens_core.telemetry.delivery import Delivery, DeliverySettings
 from lens_core.telemetry.exporters import SPANS
 from lens_core.telemetry.files import FileSink, LineFile
 from lens_core.telemetry.journal.processor import JournalSpanProcessor
 from lens_core.telemetry.journal.writer import JournalSettings
 from lens_core.telemetry.span_pipeline import SpanPipeline
+from tests.gloo import run_ranks
 
-ROUNDS = 120
+OFF, ON = "journal off", "journal on"
 
 
 class Switched(SpanProcessor):
@@ -44,45 +37,52 @@ class Switched(SpanProcessor):
             self.journal.on_end(span)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def demo_steps(ranks: int, rounds: int) -> dict[str, list[float]]:
+    """Microseconds of each step with and without the journal, and of the A/A control."""
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        journal = JournalSpanProcessor(JournalSettings(root / "journal", keeps="all"))
-        switched = Switched(journal)
-        delivery = Delivery(
-            SPANS.name,
-            FileSink(LineFile(root / "spans"), SPANS.to_json),
-            lambda batch: None,
-            DeliverySettings(),
-            kept=journal.exported,
-        )
-        provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(SpanPipeline([delivery], [switched]))
-        trace.set_tracer_provider(provider)
-        dist.init_process_group(
-            "gloo", store=dist.FileStore(str(root / "store"), 1), rank=0, world_size=1
-        )
-        corpus = load_corpus()
-        shape = ModelShape(symbols=len(corpus.characters), stages=1)
-        trainer = StageTrainer(0, shape, TrainingPlan(), corpus)
-        steps = iter(range(1_000_000))
-
-        def step(on: bool) -> None:
-            switched.on = on
-            trainer.train_step(next(steps))
-
-        samples = interleave(
-            {"off": lambda: step(False), "on": lambda: step(True)},
-            rounds=ROUNDS,
-            warmup=10,
-            before_each=lambda: delivery.flush(10.0),
-        )
-        for name, values in samples.items():
-            print(f"{name}:", *(f"{value:.1f}" for value in values))
-        journal.shutdown()
-        delivery.close()
+        return slowest_rank(run_ranks(_rank, ranks, 500, folder, rounds))
 
 
-if __name__ == "__main__":
-    main()
+def _rank(rank, ranks, folder, rounds):
+    import torch.distributed as dist
+
+    from lens_contrib.demo.model import ModelShape
+    from lens_contrib.demo.text import load_corpus
+    from lens_contrib.demo.training import StageTrainer, TrainingPlan
+
+    root = Path(folder, f"rank{rank}")
+    root.mkdir()
+    journal = JournalSpanProcessor(JournalSettings(root / "journal", keeps="all"))
+    switched = Switched(journal)
+    delivery = Delivery(
+        SPANS.name,
+        FileSink(LineFile(root / "spans"), SPANS.to_json),
+        lambda batch: None,
+        DeliverySettings(),
+        kept=journal.exported,
+    )
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SpanPipeline([delivery], [switched]))
+    trace.set_tracer_provider(provider)
+    corpus = load_corpus()
+    shape = ModelShape(symbols=len(corpus.characters), stages=ranks)
+    trainer = StageTrainer(rank, shape, TrainingPlan(), corpus)
+    steps = iter(range(1_000_000))
+
+    def step(on: bool) -> None:
+        switched.on = on
+        trainer.train_step(next(steps))
+
+    def settle() -> None:
+        delivery.flush(10.0)
+        dist.barrier()
+
+    samples = interleave(
+        {OFF: lambda: step(False), ON: lambda: step(True)},
+        rounds=rounds,
+        warmup=10,
+        before_each=settle,
+    )
+    journal.shutdown()
+    delivery.close()
+    return samples

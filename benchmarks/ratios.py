@@ -127,6 +127,25 @@ class Report:
             )
         return ratios
 
+    def same(
+        self,
+        samples: Mapping[str, Sequence[float]],
+        baseline: str,
+        name: str,
+        *,
+        judge: bool = True,
+    ) -> None:
+        """Judge whether a variant can be told from the baseline at 95 %.
+
+        It is compared with the mean of both baselines of the same round, the second of which is the
+        A/A control. It can be told from them where the whole interval of that ratio is above 1.
+        """
+        pairs = zip(samples[baseline], samples[BASELINE_TWIN], strict=True)
+        both = [statistics.mean(pair) for pair in pairs]
+        ratio = against({"both": both, name: samples[name]}, "both")[name]
+        at_most = 1.0 if judge else None
+        self.figure(f"{name}: low end of 95 %", ratio.low, "x", at_most=at_most)
+
     def figure(self, name: str, value: float, unit: str, *, at_most: float | None = None) -> None:
         """Print one figure, with the bound it must keep."""
         verdict = "" if at_most is None else self._judge(name, value, at_most)
