@@ -23,7 +23,7 @@ from lens_contrib.launcher.child import (
     start,
     start_error,
 )
-from lens_contrib.launcher.signals import WATCHED, Relay, Witness, block_signals, is_interrupt
+from lens_contrib.launcher.signals import WATCHED, Relay, Witness, block_signals, is_interrupt, stop
 from lens_contrib.launcher.watch import ExitWatch
 from lens_contrib.recovery.endpoint import check_endpoint
 from lens_contrib.recovery.seconds import check_seconds
@@ -168,6 +168,8 @@ def _wait(timeout_s: float, is_done: Callable[[], bool], watch: ExitWatch) -> bo
         info = signal.sigtimedwait(WATCHED, _POLL_S)
         if info is not None and is_interrupt(info.si_signo):
             return False
+        if info is not None and info.si_signo == signal.SIGTSTP:
+            stop()
         for ended in reap():
             watch.note(ended)
     return True
@@ -217,7 +219,7 @@ def _summary(watch: ExitWatch, result: Recovered, places: Sequence[Path]) -> lis
     count = len(watch.found)
     lines = [
         f"{count} process{'es' if count > 1 else ''} kept a journal; "
-        + (f"cut off, the first one first: {_named(how)}" if dead else "none was cut off")
+        + (f"cut off, the first one first: {_named(how)}" if dead else "none was killed or failed")
     ]
     if result.ended or result.truncated:
         where = f" into {', '.join(map(str, places))}" if places else ""

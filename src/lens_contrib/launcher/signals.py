@@ -20,7 +20,7 @@ import time
 from collections.abc import Set
 from typing import Final, NoReturn
 
-__all__ = ["WATCHED", "Relay", "Witness", "block_signals", "is_interrupt"]
+__all__ = ["WATCHED", "Relay", "Witness", "block_signals", "is_interrupt", "stop"]
 
 _PR_SET_PDEATHSIG: Final = 1
 #: ``si_code`` of what the kernel sends, as it does for the terminal.
@@ -141,7 +141,7 @@ class Relay:
         if not reached_all and info.si_pid != self._child:
             self.send(number)
         if number == signal.SIGTSTP:
-            _stop()
+            stop()
 
     def send(self, number: int) -> None:
         """Send the command a signal."""
@@ -149,8 +149,8 @@ class Relay:
             os.kill(self._child, number)
 
 
-def _stop() -> None:
-    """Stop this process as the command has stopped, so that the shell takes its terminal back."""
+def stop() -> None:
+    """Stop this process, as the command has stopped, so that a shell takes its terminal back."""
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})

@@ -30,6 +30,8 @@ _INTERVAL_S: Final = 0.2
 #: What changed this recently may change again without a later time stamp.
 _RECENT_NS: Final = 2_000_000_000
 _MAX_DEPTH: Final = 256
+#: A clock may be set back by so much.
+_CLOCK_STEP_NS: Final = 60_000_000_000
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class ExitWatch:
     ancestor: int
     found: list[Watched] = field(default_factory=list)
     ended: list[Watched] = field(default_factory=list)
+    _began_ns: int = field(default_factory=time.time_ns)
     _known: set[Path] = field(default_factory=set)
     _changed_ns: dict[str, int] = field(default_factory=dict)
     _reaped: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -224,7 +227,8 @@ class ExitWatch:
                     path = Path(file.path)
                     if path not in self._known:
                         self._known.add(path)
-                        yield path
+                        if _created_ns(path) >= self._began_ns - _CLOCK_STEP_NS:
+                            yield path
 
     def _has_changed(self, directory: str) -> bool:
         try:
@@ -250,6 +254,12 @@ def _entries(
 
 def _is_journal(entry: os.DirEntry[str]) -> bool:
     return entry.name.endswith(JOURNAL_SUFFIX) and not entry.name.startswith(".")
+
+
+def _created_ns(journal: Path) -> int:
+    """When a journal was created, by its name: others may have left thousands that are older."""
+    text = journal.name.removesuffix(JOURNAL_SUFFIX).rpartition("-")[2]
+    return int(text) if text.isascii() and text.isdigit() else time.time_ns()
 
 
 def _is_closed(journal: Path) -> bool:
