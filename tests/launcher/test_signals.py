@@ -75,6 +75,20 @@ def test_one_that_is_sent_to_all_is_not_passed_on(name, tmp_path):
     assert (out, process.returncode) == (f"{name}\n", 0)
 
 
+@pytest.mark.parametrize("pattern", ["a_name_of_its_own", " run --"])
+def test_one_that_is_sent_by_name(pattern, tmp_path):
+    """As ``pkill -f`` does: by the command's name to both, by that of lens run to it alone."""
+    with running(tmp_path, [*python(COUNTER), "a_name_of_its_own"]) as process:
+        assert process.stdout.readline() == "ready\n"
+        group = [process.pid, *children(process.pid)]
+        meant = [pid for pid in group if pattern in arguments(pid)]
+        assert len(meant) == (1 if pattern == " run --" else 3)
+        for pid in meant:
+            os.kill(pid, signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+    assert (out, process.returncode) == ("SIGTERM\n", 0)
+
+
 def test_several_at_once(tmp_path):
     with running(tmp_path, python(COUNTER)) as process:
         assert process.stdout.readline() == "ready\n"
@@ -88,7 +102,7 @@ def test_several_at_once(tmp_path):
 def test_without_its_witness_all_are_passed_on(tmp_path):
     with running(tmp_path, python(COUNTER)) as process:
         assert process.stdout.readline() == "ready\n"
-        (witness,) = [pid for pid in children(process.pid) if is_copy(pid, process.pid)]
+        witness = min(children(process.pid))  # the older of the two
         os.kill(witness, signal.SIGKILL)
         wait_for(lambda: witness not in children(process.pid))
         process.send_signal(signal.SIGTERM)
@@ -214,6 +228,9 @@ def state(pid):
     return field(pid, 0)
 
 
-def is_copy(pid, other):
-    with open(f"/proc/{pid}/cmdline", "rb") as one, open(f"/proc/{other}/cmdline", "rb") as two:
-        return one.read() == two.read()
+def arguments(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

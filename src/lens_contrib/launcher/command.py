@@ -23,7 +23,15 @@ from lens_contrib.launcher.child import (
     start,
     start_error,
 )
-from lens_contrib.launcher.signals import WATCHED, Relay, Witness, block_signals, is_interrupt, stop
+from lens_contrib.launcher.signals import (
+    WATCHED,
+    Relay,
+    Witness,
+    block_signals,
+    is_interrupt,
+    stop,
+    taken_so_far,
+)
 from lens_contrib.launcher.watch import ExitWatch
 from lens_contrib.recovery.endpoint import check_endpoint
 from lens_contrib.recovery.seconds import check_seconds
@@ -119,8 +127,8 @@ def run(
 def _run(arguments: Sequence[str], options: _Options) -> NoReturn:
     mask = block_signals()
     adopt_orphans()
-    witness = Witness()
-    early = signal.sigpending()
+    witness = Witness(arguments)
+    early = taken_so_far()
     try:
         child = start(arguments, mask)
     except OSError as error:

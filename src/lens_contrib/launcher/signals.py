@@ -6,7 +6,8 @@ pass those on would interrupt a launcher a second time, while it ends its worker
 ``lens run`` alone, though, is meant for the command.
 
 The kernel says of the terminal's signals that they are. For the others there is a witness: a
-process in the same group that does nothing. What it gets as well was sent to all.
+process in the same group, with the arguments of the command, that does nothing. What it gets as
+well, the command has got.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from pathlib import Path
 from typing import Final, NoReturn
 
-__all__ = ["WATCHED", "Relay", "Witness", "block_signals", "is_interrupt", "stop"]
+__all__ = ["WATCHED", "Relay", "Witness", "block_signals", "is_interrupt", "stop", "taken_so_far"]
 
 _PR_SET_PDEATHSIG: Final = 1
 #: ``si_code`` of what the kernel sends, as it does for the terminal.
@@ -31,6 +33,8 @@ _SAME_TIME_S: Final = 0.1
 _LONG_AGO_NS: Final = 1_000_000_000
 #: A signal's number and the time, as the witness tells it.
 _SEEN: Final = struct.Struct("<Bq")
+#: Field of ``/proc/PID/stat`` after the command's closing bracket: where the arguments lie.
+_ARG_START: Final = 45
 
 _INTERRUPTS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 _PASSED_ON: Final[frozenset[int]] = frozenset(
@@ -59,23 +63,34 @@ def block_signals() -> Set[int]:
     return signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
 
 
+def taken_so_far() -> list[int]:
+    """The signals for the command that have come already, each once; they are taken."""
+    taken: list[int] = []
+    while (info := signal.sigtimedwait(_PASSED_ON, 0)) is not None:
+        taken.append(info.si_signo)
+    return taken
+
+
 def is_interrupt(number: int) -> bool:
     """Whether a signal asks this process to end."""
     return number in _INTERRUPTS
 
 
 class Witness:
-    """A process that sees what is sent to all processes of the group; it ends with this one.
+    """A process that gets the signals that the command gets too; it ends with this one.
 
     To be started while there is one thread only.
+
+    Args:
+        arguments: The command's, which ``pkill -f`` goes by.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         self._pipe, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._seen_ns: dict[int, int] = {}
         self.pid = os.fork()
         if self.pid == 0:
-            _bear_witness(tell)
+            _bear_witness(tell, arguments)
         os.close(tell)
 
     def saw(self, number: int) -> bool:
@@ -98,8 +113,9 @@ class Witness:
             os.waitpid(self.pid, 0)
 
 
-def _bear_witness(tell: int) -> NoReturn:
+def _bear_witness(tell: int, arguments: Sequence[str]) -> NoReturn:
     try:
+        _show_arguments(arguments)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for stream in (0, 1, 2):
             with contextlib.suppress(OSError):
@@ -110,6 +126,16 @@ def _bear_witness(tell: int) -> NoReturn:
                 os.write(tell, _SEEN.pack(number, time.monotonic_ns()))
     finally:
         os._exit(0)  # not back into the program that it is a copy of
+
+
+def _show_arguments(arguments: Sequence[str]) -> None:
+    """Have ``/proc/self/cmdline`` show these; they must be no longer than what stands there."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+        start, end = int(fields[_ARG_START]), int(fields[_ARG_START + 1])
+        shown = b"\0".join(map(os.fsencode, arguments)) + b"\0"
+        if start and len(shown) <= end - start:
+            ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
 
 
 class Relay:
