@@ -28,7 +28,7 @@ def test_killed_at_a_random_moment(death, tmp_path):
 def test_more_ended_spans_than_the_exporter_takes(tmp_path):
     """The export queue overflows; what it drops is in the journal, and its overflow in a file."""
     env = {"OTEL_BSP_MAX_QUEUE_SIZE": "16", "OTEL_BSP_SCHEDULE_DELAY": "60000"}
-    toll = kill_one(tmp_path, "SIGKILL", 2.5, **env)
+    toll = kill_one(tmp_path, "SIGKILL", 8.0, **env)  # on a slow machine it takes that long
     assert toll.recovered_ended > 9000, "the table holds fewer blocks: some were spilled"
 
 
