@@ -13,6 +13,7 @@ from typing import Final, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
@@ -41,7 +42,7 @@ _set_span = trace.set_span_in_context
 class Entry(ProcessLocal):
     """Opens the spans of one traced function in this process."""
 
-    __slots__ = ("_headers", "_hop", "_name", "_own", "_relation", "_tracer")
+    __slots__ = ("_headers", "_hop", "_name", "_own", "_relation", "_start_child", "_tracer")
 
     def __init__(self, spec: CallSpec) -> None:
         this_process.ensure_telemetry()
@@ -49,15 +50,18 @@ class Entry(ProcessLocal):
         self._name = str(spec["name"])
         self._relation = cast("Relation", spec["relation"])
         self._tracer = tracer_of(spec.get("tracer"))
+        #: The short way of this package's own tracers (``lens_core.telemetry.remote_children``).
+        self._start_child = getattr(self._tracer, "start_remote_child", None)
         own = cast("Mapping[str, AttributeValue]", spec.get("attributes") or {})
-        self._own: dict[str, AttributeValue] = dict(own)
+        # As the SDK would keep them: what is checked here is not checked for each span.
+        self._own: dict[str, AttributeValue] = dict(BoundedAttributes(attributes=own))
         #: Attributes of a hop whose carrier is all right: the common case, ready to be copied.
         self._hop: dict[str, AttributeValue] = {
             RPC_SYSTEM_NAME: "ray",
             RPC_METHOD: str(spec["method"]),
             LENS_TRANSPORT: RayTransport.name,
             LENS_CARRIER: CarrierStatus.OK.value,
-            **own,
+            **self._own,
         }
 
     def open(self, carrier: object, ray_carrier: object) -> Scope | None:
@@ -90,7 +94,7 @@ class Entry(ProcessLocal):
         current = otel_context.get_current()
         if carrier is None:
             return self._start_without_carrier(current)
-        context = self._headers.context(carrier)
+        context, parent = self._headers.read(carrier)
         attributes = self._hop.copy()
         if not context:
             status = CarrierStatus.REJECTED if carrier else CarrierStatus.ABSENT
@@ -106,6 +110,10 @@ class Entry(ProcessLocal):
         elif current and (nested := _in_same_trace(current, context)) is not None:
             # Ray's own tracing has opened a span of the same trace for this call: nest in it.
             context = _set_span(nested, context)
+        elif parent is not None and self._start_child is not None:
+            span = self._start_child(self._name, parent, context, SpanKind.CONSUMER, attributes)
+            if span is not None:
+                return Scope(span, _set_span(span, context), True)
         span = self._tracer.start_span(self._name, context, SpanKind.CONSUMER, attributes, links)
         return Scope(span, _set_span(span, context), True)
 

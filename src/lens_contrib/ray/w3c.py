@@ -44,7 +44,7 @@ class Headers:
         self._plain = False
         #: The last context, which never changes, and its carrier: calls come in bursts.
         self._last: tuple[Context, Mapping[str, str] | bytes] = (_EMPTY, {})
-        self._last_read: tuple[bytes, Context] = (b"", _EMPTY)
+        self._last_read: tuple[bytes, Context, SpanContext | None] = (b"", _EMPTY, None)
 
     def current(self) -> Mapping[str, str] | bytes:
         """The carrier of the current context, as it travels; empty where there is nothing."""
@@ -68,13 +68,17 @@ class Headers:
             return {}
         return b"00-%032x-%016x-%02x" % (span.trace_id, span.span_id, span.trace_flags)
 
-    def context(self, carrier: object) -> Context:
-        """The context that a carrier holds; empty where it holds none. Never raises."""
+    def read(self, carrier: object) -> tuple[Context, SpanContext | None]:
+        """The context that a carrier holds; empty where it holds none. Never raises.
+
+        Second comes the remote span, where the carrier is the bytes of a ``traceparent``: there
+        nothing else is in the context.
+        """
         if type(carrier) is not bytes:
-            return extract_context(carrier)  # type: ignore[arg-type]  # it refuses what is none
-        known, context = self._last_read
+            return extract_context(carrier), None  # type: ignore[arg-type]  # it refuses what is none
+        known, context, parent = self._last_read
         if carrier == known:
-            return context
+            return context, parent
         match = _TRACEPARENT.fullmatch(carrier)
         if match is not None:
             trace_id, span_id, flags = match.groups()
@@ -83,9 +87,9 @@ class Headers:
             )
             if span.is_valid:
                 context = trace.set_span_in_context(NonRecordingSpan(span), _EMPTY)
-                self._last_read = (carrier, context)
-                return context
-        return extract_context(carrier)  # type: ignore[arg-type]  # it refuses what is none
+                self._last_read = (carrier, context, span)
+                return context, span
+        return extract_context(carrier), None  # type: ignore[arg-type]  # it refuses what is none
 
     def _look(self) -> None:
         propagator = get_global_textmap()

@@ -22,12 +22,14 @@ from opentelemetry.trace import (
     Link,
     NoOpTracerProvider,
     Span,
+    SpanContext,
     SpanKind,
     Tracer,
     TracerProvider,
 )
-from opentelemetry.util.types import Attributes
+from opentelemetry.util.types import Attributes, AttributeValue
 
+from lens_core.telemetry.remote_children import RemoteChildren
 from lens_core.telemetry.span_pipeline import SpanAttachment
 
 __all__ = [
@@ -159,6 +161,7 @@ class _SwitchTracer(Tracer):
         self._provider = provider
         self._scope = (name, version, schema_url, attributes)
         self._bound: tuple[TracerProvider, Tracer] = (_OFF, _OFF.get_tracer(name))
+        self._children: tuple[Tracer | None, RemoteChildren | None] = (None, None)
 
     def _tracer(self) -> Tracer:
         target, tracer = self._bound
@@ -167,6 +170,28 @@ class _SwitchTracer(Tracer):
             tracer = target.get_tracer(*self._scope)
             self._bound = (target, tracer)
         return tracer
+
+    def start_remote_child(
+        self,
+        name: str,
+        parent: SpanContext,
+        context: Context,
+        kind: SpanKind,
+        attributes: dict[str, AttributeValue],
+    ) -> Span | None:
+        """The same as :meth:`start_span`, in fewer steps; ``None`` where that cannot be done.
+
+        Args as of :meth:`lens_core.telemetry.remote_children.RemoteChildren.start`.
+        """
+        tracer, children = self._children
+        bound = self._bound
+        if bound[1] is not tracer or bound[0] is not self._provider.target:
+            tracer = self._tracer()
+            children = _remote_children(tracer)
+            self._children = (tracer, children)
+        if children is None:
+            return None
+        return children.start(name, parent, context, kind, attributes)
 
     @property
     def sampler(self) -> object:
@@ -204,3 +229,10 @@ class _SwitchTracer(Tracer):
     # is private to it.
     def start_as_current_span(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         return self._tracer().start_as_current_span(*args, **kwargs)
+
+
+def _remote_children(tracer: Tracer) -> RemoteChildren | None:
+    try:
+        return RemoteChildren(tracer)
+    except (AttributeError, TypeError):
+        return None
