@@ -11,6 +11,7 @@ import pytest
 from lens_contrib.timeline.runs import read_run
 from tests.journal.killing import environment, wait_for
 from tests.launcher.running import lens_run, python, run, running, traced
+from tests.telemetry.harness import receiving
 
 
 def reasons(directory):
@@ -283,6 +284,18 @@ def test_journals_that_the_code_puts_elsewhere(tmp_path):
     """
     assert run(tmp_path, python(code), "--journals", str(tmp_path / "elsewhere"))[0] == 3
     assert reasons(tmp_path) == {"open": "exit"}
+
+
+def test_spans_that_a_receiver_gets_go_to_it(tmp_path):
+    with receiving() as receiver:
+        settings = {"NEMO_LENS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
+        code, _, err = run(tmp_path, traced("os._exit(3)"), **settings)
+        ((span, _),) = receiver.spans()
+    assert code == 3
+    reason = {pair.key: pair.value.string_value for pair in span.attributes}
+    assert reason["nemo.span.truncated.reason"] == "exit"
+    assert "lens run: recovered spans: 1 open, 0 ended\n" in err
+    assert not (tmp_path / "run").exists()
 
 
 def test_spans_that_are_an_agents_are_left_to_it(tmp_path):
