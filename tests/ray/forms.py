@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 
+import pytest
 import ray
 
 from lens_contrib.ray import ray_dispatch_with_context, traced
@@ -744,3 +745,54 @@ def a_carrier_that_the_user_declares():
     got(only_by_position.remote(1, 2), (1, 2))
     methods = ["Declares.__init__"] * 2 + ["Declares.method"] * 3 + ["Declares.static"]
     return ["first"] * 2 + ["last"] * 4 + methods
+
+
+def refused(call):
+    """Ray refuses the call in the caller, with the words that it has for an undecorated callee."""
+    with pytest.raises(TypeError, match=r"^too many positional arguments$"):
+        call()
+
+
+@form
+def defaults_given_and_not():
+    """The carrier takes the place of no argument, and an argument not that of the carrier."""
+    from opentelemetry.context import Context, attach, detach
+
+    def seen(self, x, y=2, *, z=3):
+        return x, y, z
+
+    class Defaults:
+        method = seen
+        oddly_named = staticmethod(lambda x, y=2, *, z=3: (x, y, z))
+
+        def this(this, x, y=2, *, z=3):  # noqa: N805
+            return x, y, z
+
+        @classmethod
+        def of_class(cls, x, y=2, *, z=3):
+            return x, y, z
+
+        @staticmethod
+        def static(x, y=2, *, z=3):
+            return x, y, z
+
+    names = ("method", "oddly_named", "this", "of_class", "static")
+    spans = {name: f"Defaults.{name}" for name in names}
+    actor = ray.remote(num_cpus=0)(traced(Defaults)).remote()
+    task = ray.remote(num_cpus=0)(Defaults.method)  # a method as a task: the object is an argument
+    callees = [getattr(actor, name).remote for name in names]
+    header = b"00-" + b"0" * 52  # as long as what a caller sends
+    for call in (*callees, lambda *given, **named: task.remote(None, *given, **named)):
+        got(call(1), (1, 2, 3))
+        got(call(1, 5), (1, 5, 3))
+        got(call(1, 5, z=6), (1, 5, 6))
+        got(call(1, y=header), (1, header, 3))
+        got(call(1, header), (1, header, 3))
+        refused(lambda call=call: call(1, 5, 7))
+        refused(lambda call=call: call(1, 5, header))
+        token = attach(Context())
+        try:
+            refused(lambda call=call: call(1, 5, 7))
+        finally:
+            detach(token)
+    return [name for name in (*spans.values(), "Defaults.method") for _ in range(5)]

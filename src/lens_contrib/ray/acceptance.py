@@ -8,13 +8,13 @@ is consent. Where Ray keeps the signature is private to Ray; whatever cannot be 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 from lens_contrib.ray.outer import accepts_keyword
 from lens_contrib.ray.transport import CARRIER_ARGUMENT
 
-__all__ = ["accepts_carrier"]
+__all__ = ["accepts_carrier", "place_of_carrier"]
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _BY_POSITION = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -34,11 +34,33 @@ def accepts_carrier(target: object, given: int = 0) -> bool:
         return False
 
 
+def place_of_carrier(invocation: Callable[..., object]) -> int:
+    """After how many positional arguments of a call a carrier may come. Never raises.
+
+    -1 where it may not, or that cannot be known.
+
+    Args:
+        invocation: The function that Ray hands to a ``__ray_invocation_decorator__``.
+    """
+    try:
+        names = invocation.__code__.co_freevars
+        target = invocation.__closure__[names.index("self")].cell_contents  # type: ignore[index]
+        signature = getattr(target, "_function_signature", None)  # of a task
+        if signature is None:
+            signature = target._actor._ray_method_signatures[target._method_name]
+        for place, parameter in enumerate(signature):
+            if parameter.name == CARRIER_ARGUMENT and parameter.kind is _BY_POSITION:
+                return place
+    except Exception:  # noqa: BLE001 - private in Ray; the carrier goes by its name
+        pass
+    return -1
+
+
 def _accepts(target: object, given: int) -> bool:
     target = _without_options(target)
     hook = getattr(target, "_decorator", None)
-    tolerant = getattr(hook, "__lens_tolerant__", True)
-    if tolerant is False or (tolerant is not True and not tolerant.tolerant()):
+    tolerance = getattr(hook, "__lens_tolerance__", 1)
+    if not (tolerance if isinstance(tolerance, int) else tolerance.tolerance()):
         return False
     metadata = getattr(target, "__ray_metadata__", None)
     if metadata is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
-from lens_contrib.ray.acceptance import accepts_carrier
+from lens_contrib.ray.acceptance import accepts_carrier, place_of_carrier
 from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
 from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.waiting import producers
@@ -25,53 +25,90 @@ _Refs = TypeVar("_Refs")
 
 
 class Injector(ProcessLocal):
-    """Submits calls of one traced function from this process."""
+    """Submits calls of one traced function from this process.
 
-    __slots__ = ("_headers", "_name", "_producer", "_tracer")
+    A lone ``traceparent`` goes as one more positional argument where that is possible: Ray
+    serializes the name of a keyword argument anew for each call, and only bytes without its
+    serializer (``benchmarks/bench_ray.py``).
 
-    def __init__(self, spec: CallSpec) -> None:
+    Args:
+        spec: What the function's spans are.
+        given_at: How many positional arguments a call has at least if the user passes a carrier as
+            one of them; 0 if that cannot be.
+        by_position: Whether what is around the function takes one more positional argument.
+    """
+
+    __slots__ = (
+        "_by_position",
+        "_given_at",
+        "_headers",
+        "_last_place",
+        "_name",
+        "_producer",
+        "_tracer",
+    )
+
+    def __init__(self, spec: CallSpec, given_at: int, *, by_position: bool) -> None:
         self._headers = Headers()
+        self._given_at = given_at
+        self._by_position = by_position
+        self._last_place: tuple[object, int] = (None, -1)
         self._producer = bool(spec.get("producer"))
         self._name = f"{spec['name']} send"
         self._tracer = tracer_of(spec.get("tracer"))
 
     def around(self, invocation: Callable[..., _Refs]) -> Callable[..., _Refs]:
         """The submission of one call, which sends the current context where there is one."""
+        code, place = self._last_place
+        if code is not getattr(invocation, "__code__", None):
+            code = getattr(invocation, "__code__", None)
+            # Where the user declares the argument, it is not ours to say how it comes.
+            place = -1 if self._given_at > 0 else place_of_carrier(invocation)
+            self._last_place = (code, place)
         if self._producer:
-            return self._producing(invocation)
+            return self._producing(invocation, place)
         try:
             carrier = self._headers.current()
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
             incidents.record("carrier.inject_failed", f"ray: {type(error).__name__}: {error}")
-            return invocation
-        if not carrier:
-            # A call without context goes out as it came in: it keeps Ray's fast path for calls
-            # without arguments, which an empty carrier would cost (benchmarks/bench_ray.py).
-            return invocation
+            carrier = {}
+        return self._sending(invocation, place, carrier)
 
-        def submit(args: object, kwargs: Mapping[str, object] | None) -> _Refs:
-            if not kwargs:
-                return invocation(args, {CARRIER_ARGUMENT: carrier})
-            if CARRIER_ARGUMENT in kwargs:
+    def _sending(
+        self,
+        invocation: Callable[..., _Refs],
+        place: int,
+        carrier: Mapping[str, str] | bytes,
+    ) -> Callable[..., _Refs]:
+        def submit(args: Sequence[object], kwargs: Mapping[str, object] | None) -> _Refs:
+            given = len(args)
+            if given > place >= 0:
+                # Ray would take the first of them for a carrier. It refuses them in these words.
+                raise TypeError("too many positional arguments")
+            if not carrier or 0 < self._given_at <= given:
+                # A call without context goes out as it came in: it keeps Ray's fast path for calls
+                # without arguments, which an empty carrier would cost (benchmarks/bench_ray.py).
                 return invocation(args, kwargs)
-            return invocation(args, {**kwargs, CARRIER_ARGUMENT: carrier})
+            if kwargs and CARRIER_ARGUMENT in kwargs:
+                return invocation(args, kwargs)
+            if given == place and self._by_position and type(carrier) is bytes:
+                return invocation((*args, carrier), kwargs)
+            return invocation(args, {**(kwargs or {}), CARRIER_ARGUMENT: carrier})
 
         return submit
 
-    def _producing(self, invocation: Callable[..., _Refs]) -> Callable[..., _Refs]:
+    def _producing(self, invocation: Callable[..., _Refs], place: int) -> Callable[..., _Refs]:
         """The submission of one call, under a PRODUCER span whose context it sends."""
 
-        def submit(args: object, kwargs: Mapping[str, object] | None) -> _Refs:
-            arguments = dict(kwargs or {})
-            if arguments.get(CARRIER_ARGUMENT) is not None:
-                return invocation(args, arguments)
+        def submit(args: Sequence[object], kwargs: Mapping[str, object] | None) -> _Refs:
+            if kwargs and kwargs.get(CARRIER_ARGUMENT) is not None:
+                return invocation(args, kwargs)
             attributes = {RPC_SYSTEM_NAME: "ray", MESSAGING_OPERATION_TYPE: "send"}
             with self._tracer.start_as_current_span(
                 self._name, kind=SpanKind.PRODUCER, attributes=attributes
             ) as span:
-                if carrier := self._headers.current():
-                    arguments[CARRIER_ARGUMENT] = carrier
-                refs = invocation(args, arguments)
+                given = {k: v for k, v in (kwargs or {}).items() if k != CARRIER_ARGUMENT}
+                refs = self._sending(invocation, place, self._headers.current())(args, given)
                 producers.remember(refs, span.get_span_context())
                 return refs
 

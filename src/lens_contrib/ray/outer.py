@@ -41,9 +41,9 @@ def accepts_keyword(function: Callable[..., object], keyword: str) -> bool:
 
 
 class OuterDecorators:
-    """Tells whether all that is wrapped around a function takes the carrier.
+    """Tells what all that is wrapped around a function takes of a carrier.
 
-    Pickles as a plain ``bool``: the answer, found in the process that defines the function.
+    Pickles as a plain ``int``: the answer, found in the process that defines the function.
     """
 
     __slots__ = ("__weakref__", "_answer", "_function", "_keyword")
@@ -55,15 +55,19 @@ class OuterDecorators:
     def __init__(self, function: Callable[..., object], keyword: str) -> None:
         self._function = weakref.ref(function)
         self._keyword = keyword
-        self._answer: bool | None = None
+        self._answer: int | None = None
         with self._lock:
             self._open.add(self)
 
-    def __reduce__(self) -> tuple[type, tuple[bool]]:
-        return (bool, (self.tolerant(),))
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return (int, (self.tolerance(),))
 
-    def tolerant(self) -> bool:
-        """Whether a carrier reaches the function; ``False`` where that cannot be known."""
+    def tolerance(self) -> int:
+        """How a carrier reaches the function.
+
+        0: not at all, or that cannot be known. 1: as a keyword argument. 2: also as one more
+        positional argument: nothing is around the function that might look at its arguments.
+        """
         if self._answer is None:
             try:
                 with self._lock:
@@ -71,7 +75,7 @@ class OuterDecorators:
             except Exception as error:  # noqa: BLE001 - unknown means: do not inject
                 incidents.record("ray.decorators_unknown", f"{type(error).__name__}: {error}")
             if self._answer is None:
-                self._answer = False
+                self._answer = 0
         return self._answer
 
     @classmethod
@@ -88,7 +92,7 @@ class OuterDecorators:
                 continue
             found = _all_outer(function, outer)
             strict = [layer for layer in found if not accepts_keyword(layer, one._keyword)]
-            one._answer = not strict
+            one._answer = 0 if strict else 1 if found else 2
             if strict:
                 incidents.record(
                     "ray.strict_decorator",

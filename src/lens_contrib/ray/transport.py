@@ -3,6 +3,7 @@
 The size of a call is nobody's buffer: Ray sends each call's arguments with their own lengths, and
 the callee's signature gives the keyword a default. So a call without a carrier simply has no such
 argument, which keeps Ray's fast path for calls without arguments, and nothing can hang for it.
+(A caller that injects by itself may pass it by position, after all of the user's arguments.)
 What the other side must know beforehand, the footprint of such a message, is the names of the
 user's own arguments.
 """

@@ -46,20 +46,21 @@ def wrap_function(function: _Function, spec: CallSpec, *, inject: bool) -> _Func
         return function
     signature = _signature(function)
     wants = _wants(signature)
+    most = _most_positional(signature) if inject else sys.maxsize
     method = spec["method"]
     bound = "." in str(method) and next(iter(signature.parameters), "") in _BOUND
     if inspect.isasyncgenfunction(function):
-        wrapper = _async_generator(function, spec, wants)
+        wrapper = _async_generator(function, spec, wants, most)
     elif inspect.iscoroutinefunction(function):
-        wrapper = _coroutine(function, spec, wants)
+        wrapper = _coroutine(function, spec, wants, most)
     elif inspect.isgeneratorfunction(function):
-        wrapper = _generator(function, spec, wants)
+        wrapper = _generator(function, spec, wants, most)
     else:
-        wrapper = _plain(function, spec, wants)
+        wrapper = _plain(function, spec, wants, most)
     functools.update_wrapper(wrapper, function)
     del wrapper.__wrapped__  # type: ignore[attr-defined]
     attributes: dict[str, object] = {
-        "__signature__": _with_carriers(signature),
+        "__signature__": _with_carriers(signature, most),
         "__ray_invocation_decorator__": _hook(
             OuterDecorators(wrapper, CARRIER_ARGUMENT),
             spec,
@@ -88,6 +89,19 @@ def _wants(signature: inspect.Signature) -> int:
     return -1
 
 
+def _most_positional(signature: inspect.Signature) -> int:
+    """How many positional arguments the function takes: a carrier may come as one more.
+
+    As one more positional argument the bytes of a ``traceparent`` cost Ray less than as a keyword
+    argument, whose name Ray serializes with each call (``benchmarks/bench_ray.py``). Where the user
+    declares the argument or takes any number of arguments there is no such place.
+    """
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if CARRIER_ARGUMENT in signature.parameters or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return sys.maxsize
+    return sum(kind not in (_KEYWORD_ONLY, _VAR_KEYWORD) for kind in kinds)
+
+
 def _signature(function: _Function) -> inspect.Signature:
     try:
         return inspect.signature(function)
@@ -98,13 +112,17 @@ def _signature(function: _Function) -> inspect.Signature:
         )
 
 
-def _with_carriers(signature: inspect.Signature) -> inspect.Signature:
-    """The signature with both carrier arguments, keyword-only with a default."""
+def _with_carriers(signature: inspect.Signature, most: int) -> inspect.Signature:
+    """The signature with both carrier arguments, with defaults."""
     parameters = list(signature.parameters.values())
     last = parameters.pop() if parameters and parameters[-1].kind is _VAR_KEYWORD else None
-    for name in (CARRIER_ARGUMENT, RAY_CARRIER_ARGUMENT):
-        if name not in signature.parameters:
-            parameters.append(inspect.Parameter(name, _KEYWORD_ONLY, default=None))
+    if most < sys.maxsize:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters.insert(most, inspect.Parameter(CARRIER_ARGUMENT, kind, default=None))
+    elif CARRIER_ARGUMENT not in signature.parameters:
+        parameters.append(inspect.Parameter(CARRIER_ARGUMENT, _KEYWORD_ONLY, default=None))
+    if RAY_CARRIER_ARGUMENT not in signature.parameters:
+        parameters.append(inspect.Parameter(RAY_CARRIER_ARGUMENT, _KEYWORD_ONLY, default=None))
     if last is not None:
         parameters.append(last)
     return signature.replace(parameters=parameters)
@@ -123,45 +141,40 @@ _BOUND: Final = frozenset({"self", "cls"})
 def _hook(guard: OuterDecorators, spec: CallSpec, automatic: bool, given_at: int) -> _Function:
     """What Ray calls in the caller's process, before each submission of the traced function."""
     injector: Any = None
-    tolerant: Any = guard
+    tolerance: Any = guard
 
     def invocation_decorator(invocation: _Function) -> _Function:
-        nonlocal injector, tolerant
-        if not automatic or tolerant is False:
+        nonlocal injector, tolerance
+        if not automatic or tolerance == 0:
             return invocation
         if injector is None:
             try:
                 from lens_contrib.ray.injection import Injector
 
-                injector = Injector(spec)
-                if tolerant is not True:
-                    tolerant = tolerant.tolerant()
+                if type(tolerance) is not int:
+                    tolerance = tolerance.tolerance()
+                injector = Injector(spec, given_at, by_position=tolerance > 1)
             except Exception:  # noqa: BLE001 - a caller without this package calls untraced
                 return invocation
-            if tolerant is False:
+            if tolerance == 0:
                 return invocation
         submit: _Function = injector.around(invocation)
-        if given_at <= 0 or submit is invocation:
-            return submit
+        return submit
 
-        def unless_given(args: Any, kwargs: Any) -> Any:
-            # A carrier that the user passes by position must not be given by name as well.
-            return (submit if len(args) < given_at else invocation)(args, kwargs)
-
-        return unless_given
-
-    invocation_decorator.__lens_tolerant__ = tolerant  # type: ignore[attr-defined]
+    invocation_decorator.__lens_tolerance__ = tolerance  # type: ignore[attr-defined]
     return invocation_decorator
 
 
-def _plain(function: _Function, spec: CallSpec, wants: int) -> _Function:
+def _plain(function: _Function, spec: CallSpec, wants: int, most: int) -> _Function:
     entry: Any = None
 
     def call(
         *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal entry
-        if wants > 0 and len(args) >= wants:
+        if len(args) > most and type(args[-1]) is bytes and len(args[-1]) == 55:
+            args, _otel_carrier = args[:-1], args[-1]
+        elif wants > 0 and len(args) >= wants:
             _otel_carrier = args[wants - 1]
         elif wants > 0:
             carrier = _otel_carrier
@@ -190,14 +203,16 @@ def _plain(function: _Function, spec: CallSpec, wants: int) -> _Function:
     return call
 
 
-def _coroutine(function: _Function, spec: CallSpec, wants: int) -> _Function:
+def _coroutine(function: _Function, spec: CallSpec, wants: int, most: int) -> _Function:
     entry: Any = None
 
     async def call(
         *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal entry
-        if wants > 0 and len(args) >= wants:
+        if len(args) > most and type(args[-1]) is bytes and len(args[-1]) == 55:
+            args, _otel_carrier = args[:-1], args[-1]
+        elif wants > 0 and len(args) >= wants:
             _otel_carrier = args[wants - 1]
         elif wants > 0:
             carrier = _otel_carrier
@@ -226,14 +241,16 @@ def _coroutine(function: _Function, spec: CallSpec, wants: int) -> _Function:
     return call
 
 
-def _generator(function: _Function, spec: CallSpec, wants: int) -> _Function:
+def _generator(function: _Function, spec: CallSpec, wants: int, most: int) -> _Function:
     entry: Any = None
 
     def call(
         *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal entry
-        if wants > 0 and len(args) >= wants:
+        if len(args) > most and type(args[-1]) is bytes and len(args[-1]) == 55:
+            args, _otel_carrier = args[:-1], args[-1]
+        elif wants > 0 and len(args) >= wants:
             _otel_carrier = args[wants - 1]
         elif wants > 0:
             carrier = _otel_carrier
@@ -287,14 +304,16 @@ def _generator(function: _Function, spec: CallSpec, wants: int) -> _Function:
     return call
 
 
-def _async_generator(function: _Function, spec: CallSpec, wants: int) -> _Function:
+def _async_generator(function: _Function, spec: CallSpec, wants: int, most: int) -> _Function:
     entry: Any = None
 
     async def call(
         *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal entry
-        if wants > 0 and len(args) >= wants:
+        if len(args) > most and type(args[-1]) is bytes and len(args[-1]) == 55:
+            args, _otel_carrier = args[:-1], args[-1]
+        elif wants > 0 and len(args) >= wants:
             _otel_carrier = args[wants - 1]
         elif wants > 0:
             carrier = _otel_carrier
