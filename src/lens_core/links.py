@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 from lens_core.carrier import extract_context, read_carrier
 from lens_core.detach import detach
 from lens_core.incidents import describe, incidents
-from lens_core.outcome import record_error
+from lens_core.outcome import end_span, record_error
 from lens_core.semconv import LENS_CARRIER
 
 __all__ = [
@@ -151,10 +151,7 @@ def linked_span(
         raise
     finally:
         detach(token)
-        try:
-            span.end()
-        except Exception as error:  # noqa: BLE001 - must not replace the user's exception
-            incidents.record("span.failed", describe(error))
+        end_span(span)
 
 
 def add_carrier_link(

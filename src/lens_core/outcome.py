@@ -1,4 +1,4 @@
-"""How a span says that its body raised.
+"""How a span ends: quietly, and saying so if its body raised.
 
 One rule for every place that runs user code under a span: an exception of any kind, also a
 ``KeyboardInterrupt`` or a cancellation, marks the span as an error, with one event and a one-line
@@ -17,7 +17,7 @@ from lens_core.attributes import redact_text
 from lens_core.incidents import describe, incidents
 from lens_core.semconv import ERROR_TYPE
 
-__all__ = ["error_type", "is_ordinary_end", "one_line", "record_error"]
+__all__ = ["end_span", "error_type", "is_ordinary_end", "one_line", "record_error"]
 
 _MAX_DESCRIPTION: Final = 256
 
@@ -45,6 +45,14 @@ def one_line(error: BaseException) -> str:
         text = "<str() of the exception failed>"
     line = next((part.strip() for part in text.splitlines() if part.strip()), "")
     return line if len(line) <= _MAX_DESCRIPTION else line[: _MAX_DESCRIPTION - 3] + "..."
+
+
+def end_span(span: Span) -> None:
+    """End the span. Never raises: what a span processor raises is counted, as ``span.failed``."""
+    try:
+        span.end()
+    except Exception as error:  # noqa: BLE001 - must not replace what the user's code raised
+        incidents.record("span.failed", describe(error))
 
 
 def record_error(span: Span, error: BaseException) -> None:

@@ -1,10 +1,13 @@
 """hop_span: the receiver links to exactly the sender's span, and to none where it cannot know."""
 
+import numpy as np
 import pytest
+import torch
 
 from lens_core.errors import ConfigError
-from lens_core.identity import MeshCoordinates, hop_span, step_span
+from lens_core.identity import HopId, MeshCoordinates, hop_span, step_span
 from lens_core.incidents import incidents
+from lens_core.semconv import LENS_CHUNK, LENS_MICROBATCH, LENS_PEER_RANK
 from lens_core.telemetry.ids import PrivateIdGenerator
 from tests.core.recording import Recording
 from tests.identity.conftest import identity
@@ -107,9 +110,36 @@ def test_the_peer_s_coordinates_are_on_the_link():
     assert (attributes["lens.peer.pp"], attributes["lens.peer.dp"]) == (0, 1)
 
 
+def test_numbers_of_other_types_are_integers_on_the_span_and_in_the_ids():
+    recording = Recording(id_generator=PrivateIdGenerator())
+    ids = []
+    for number in (int, np.int64, torch.tensor):
+        with step_span(1, tracer=recording.tracer, identity=identity(0)):
+            with hop_span(
+                "send_forward",
+                peer=number(1),
+                microbatch=number(3),
+                chunk=number(2),
+                tracer=recording.tracer,
+            ) as hop:
+                ids.append(hop.span.get_span_context().span_id)
+                assert hop.send == HopId("forward", 0, 1, 3, "/2")
+                named = (LENS_PEER_RANK, LENS_MICROBATCH, LENS_CHUNK)
+                assert [hop.span.attributes[name] for name in named] == [1, 3, 2]
+    assert len(set(ids)) == 1
+
+
 @pytest.mark.parametrize(
     "operation",
-    ["", "forward", "send", "recv_sideways", "send_forward_send_backward", "send_forward_recv"],
+    [
+        None,
+        "",
+        "forward",
+        "send",
+        "recv_sideways",
+        "send_forward_send_backward",
+        "send_forward_recv",
+    ],
 )
 def test_an_operation_that_is_none_is_refused(operation, recording):
     with pytest.raises(ConfigError):

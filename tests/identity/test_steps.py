@@ -10,11 +10,13 @@ import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
 
+from lens_contrib.torch_distributed.waits import waiting
 from lens_core.carrier import extract_context
 from lens_core.identity import (
+    HopId,
     Identity,
     MeshCoordinates,
     current_identity,
@@ -362,3 +364,82 @@ def test_a_provider_that_the_environment_configures_takes_part(generator, derive
         timeout=60,
     ).stdout
     assert out.split() == [str(derived), str(derived)]
+
+
+class _Raising(SpanProcessor):
+    def __init__(self, when):
+        self.when = when
+
+    def on_start(self, span, parent_context=None):
+        if self.when == "start":
+            raise TypeError("no start")
+
+    def on_end(self, span):
+        if self.when == "end":
+            raise OSError("no end")
+
+
+@pytest.mark.parametrize("when", ["start", "end"])
+def test_a_span_processor_that_raises_does_not_raise_into_the_training(when):
+    provider = TracerProvider(id_generator=PrivateIdGenerator(), shutdown_on_exit=False)
+    provider.add_span_processor(_Raising(when))
+    tracer, who = provider.get_tracer("t"), identity()
+    before, done = incidents.count("span.failed"), []
+    with run_span(tracer=tracer, identity=who), step_span(1, tracer=tracer, identity=who):
+        with hop_span("send_forward", peer=1, microbatch=0, tracer=tracer):
+            done.append("body")
+        with waiting("recv", peer=1, tracer=tracer):
+            done.append("body")
+    assert done == ["body", "body"]
+    assert incidents.count("span.failed") - before == 4
+
+
+def test_a_sampler_that_raises_gives_no_carrier_and_no_exception():
+    class Broken(Sampler):
+        def should_sample(self, *args, **kwargs):
+            raise TypeError("no")
+
+        def get_description(self):
+            return "broken"
+
+    tracer = TracerProvider(sampler=Broken(), shutdown_on_exit=False).get_tracer("t")
+    assert step_carrier(1, tracer=tracer, identity=identity()) == {}
+    with step_span(1, tracer=tracer, identity=identity()):
+        with hop_span("send_forward", peer=1, microbatch=0, tracer=tracer):
+            pass
+
+
+def test_steps_that_overlap_leave_none_open(recording):
+    """As those of two tasks do, each of which has a context of its own."""
+
+    def one(number):
+        with step_span(number, tracer=recording.tracer, identity=identity()):
+            yield
+
+    tasks = [(contextvars.Context(), one(number)) for number in (1, 2)]
+    for context, task in tasks:
+        context.run(next, task)
+    assert current_step().step == 2
+    for context, task in tasks:
+        context.run(task.close)
+        assert context.run(lambda: current_step()) is current_step()
+    assert current_step() is None
+
+
+def test_a_forked_child_starts_no_span_under_its_parent_s_ids(recording):
+    who = identity(0)
+    hop = {"peer": 1, "microbatch": 0, "tracer": recording.tracer}
+    with step_span(1, tracer=recording.tracer, identity=who):
+        expected = current_step().hop_context(HopId("forward", 0, 1, 0, "/0")).span_id
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            with hop_span("send_forward", **hop) as opened:
+                os.write(writer, str(opened.span.get_span_context().span_id).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        with hop_span("send_forward", **hop) as opened:
+            assert opened.span.get_span_context().span_id == expected
+    assert int(os.read(reader, 100)) not in (0, expected)
+    os.close(reader)
+    os.close(writer)

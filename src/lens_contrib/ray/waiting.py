@@ -19,6 +19,8 @@ from opentelemetry.trace import Link, SpanContext
 
 from lens_contrib.ray.failure import record_failure
 from lens_core.detach import detach
+from lens_core.incidents import describe, incidents
+from lens_core.outcome import end_span
 from lens_core.semconv import RAY_WAIT_TASK_IDS, RPC_SYSTEM_NAME
 
 __all__ = ["Producers", "producers", "traced_get"]
@@ -87,7 +89,11 @@ def traced_get(
     tasks = [ref.task_id().hex() for ref in _references(refs)[:_MAX_NAMED]]
     tracer = trace.get_tracer("lens_contrib.ray")
     attributes = {RPC_SYSTEM_NAME: "ray", RAY_WAIT_TASK_IDS: tasks}
-    span = tracer.start_span(name, links=links, attributes=attributes)
+    try:
+        span = tracer.start_span(name, links=links, attributes=attributes)
+    except Exception as error:  # noqa: BLE001 - a foreign tracer or processor may raise anything
+        incidents.record("span.failed", describe(error))
+        span = trace.INVALID_SPAN
     token = otel_context.attach(trace.set_span_in_context(span))
     try:
         return ray.get(refs, timeout=timeout)
@@ -96,7 +102,7 @@ def traced_get(
         raise
     finally:
         detach(token)
-        span.end()
+        end_span(span)
 
 
 def _references(refs: object) -> list[ray.ObjectRef[object]]:

@@ -16,7 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_contrib.torch_distributed.groups import group_facts, member_group
 from lens_core.errors import MissingExtraError
-from lens_core.outcome import record_error
+from lens_core.links import linked_span
 from lens_core.semconv import (
     LENS_GROUP,
     LENS_GROUP_RANKS,
@@ -95,14 +95,5 @@ def waiting(
         attributes[LENS_MICROBATCH] = microbatch
     attributes[LENS_SEQUENCE] = _counts.next(str(attributes.get(LENS_GROUP, "")), op, peer)
     used = trace.get_tracer(_SCOPE) if tracer is None else tracer
-    with used.start_as_current_span(
-        name or op,
-        attributes=attributes,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        try:
-            yield span
-        except BaseException as error:
-            record_error(span, error)
-            raise
+    with linked_span(used, name or op, span_attributes=attributes) as span:
+        yield span

@@ -29,8 +29,8 @@ from lens_core.errors import ConfigError
 from lens_core.identity.derive import HopId
 from lens_core.identity.owned import start_owned_span
 from lens_core.identity.steps import StepScope, current_step
-from lens_core.incidents import incidents
-from lens_core.outcome import record_error
+from lens_core.incidents import describe, incidents
+from lens_core.outcome import end_span, record_error
 from lens_core.semconv import (
     LENS_CHUNK,
     LENS_HOP_DIRECTION,
@@ -45,6 +45,7 @@ __all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
 
 _ENDS: Final = ("send", "recv")
 _DIRECTIONS: Final = ("forward", "backward")
+_OPERATIONS: Final = "such as send_forward or send_forward_recv_backward"
 
 
 @dataclass(slots=True)
@@ -138,12 +139,13 @@ def hop_span(
         ConfigError: If ``operation`` is not one of those above.
         TypeError: If a number is not an integer.
     """
-    sends, receives = _parse(operation)
-    mine: _Side = (operator.index(peer), microbatch, chunk)
-    theirs = mine
+    sends, receives = _parse(operation) if isinstance(operation, str) else ("", "")
+    if not sends and not receives:
+        raise ConfigError("operation", operation, _OPERATIONS)
+    theirs = mine = _side(peer, microbatch, chunk)
     if sends and receives:
-        theirs = (
-            mine[0] if recv_peer is None else operator.index(recv_peer),
+        theirs = _side(
+            peer if recv_peer is None else recv_peer,
             microbatch if recv_microbatch is None else recv_microbatch,
             chunk if recv_chunk is None else recv_chunk,
         )
@@ -174,10 +176,8 @@ def hop_span(
             marked.update(attributes)
         used = span_tracer.tracer if tracer is None else tracer
         hop = _open(used, operation, scope, send, recv, link, confirm, marked)
-    except TypeError:
-        raise  # a number that is none: the caller's to mend
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
-        incidents.record("span.failed", f"{type(error).__name__}: {error}")
+        incidents.record("span.failed", describe(error))
         hop = Hop(trace.INVALID_SPAN)
     token = otel_context.attach(trace.set_span_in_context(hop.span))
     try:
@@ -187,29 +187,35 @@ def hop_span(
         raise
     finally:
         detach(token)
-        hop.span.end()
+        end_span(hop.span)
 
 
 #: Peer, microbatch and chunk of one end of a call.
 _Side = tuple[int, int | None, int]
 
 
+def _side(peer: int, microbatch: int | None, chunk: int) -> _Side:
+    """The same in plain integers, of which both ends make the same ids."""
+    number = None if microbatch is None else operator.index(microbatch)
+    return operator.index(peer), number, operator.index(chunk)
+
+
 def _hop(scope: StepScope, direction: str, side: _Side, group: str, *, outgoing: bool) -> HopId:
     peer, microbatch, chunk = side
     rank = scope.identity.rank
     source, destination = (rank, peer) if outgoing else (peer, rank)
-    tag = f"{group}/{operator.index(chunk)}"
+    tag = f"{group}/{chunk}"
     if microbatch is None:
         counted = HopId(direction, source, destination, -1, tag)
         return HopId(direction, source, destination, scope.count(counted), tag + "/counted")
-    hop = HopId(direction, source, destination, operator.index(microbatch), tag)
+    hop = HopId(direction, source, destination, microbatch, tag)
     repeat = scope.count(hop)
     return hop if not repeat else hop._replace(repeat=repeat)
 
 
 @lru_cache(maxsize=64)
 def _parse(operation: str) -> tuple[str, str]:
-    """Directions of what is sent and of what is received; empty where nothing is."""
+    """Directions of what is sent and of what is received; both empty where it is no operation."""
     directions = {"send": "", "recv": ""}
     words = operation.split("_")
     for end, direction in zip(words[::2], words[1::2], strict=False):
@@ -219,7 +225,7 @@ def _parse(operation: str) -> tuple[str, str]:
     else:
         if len(words) in (2, 4):
             return directions["send"], directions["recv"]
-    raise ConfigError("operation", operation, "such as send_forward or send_forward_recv_backward")
+    return "", ""
 
 
 def _link(scope: StepScope, recv: HopId, side: _Side) -> Link | None:

@@ -9,6 +9,7 @@ bounded, and its owner's span links to the span of the run.
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -26,8 +27,8 @@ from lens_core.detach import detach
 from lens_core.identity.derive import Deriver, HopId
 from lens_core.identity.identity import Identity, current_identity
 from lens_core.identity.owned import derived_context, is_sampled, start_owned_span
-from lens_core.incidents import incidents
-from lens_core.outcome import record_error
+from lens_core.incidents import describe, incidents
+from lens_core.outcome import end_span, record_error
 from lens_core.semconv import DL_ITERATION, LENS_IDENTITY
 from lens_core.spans import span_tracer
 
@@ -48,6 +49,7 @@ class StepScope:
         sampled: Whether spans of the trace are sampled: on all ranks alike.
         owned: Whether this rank's step span really has its derived ids; if not, its provider
             cannot start spans under derived ids, and hops do not try to.
+        closed: Whether its block has ended.
     """
 
     __slots__ = (
@@ -55,6 +57,7 @@ class StepScope:
         "_lock",
         "_opened",
         "_owner_span_id",
+        "closed",
         "identity",
         "kind",
         "occurrence",
@@ -72,6 +75,7 @@ class StepScope:
         self.trace_id, self._owner_span_id = identity.deriver.ids("step", kind, step, occurrence)
         self.sampled = True
         self.owned = False
+        self.closed = False
         self._lock = threading.Lock()
         self._opened: dict[HopId | str, int] = {}
         self._hops: Deriver | None = None
@@ -100,15 +104,47 @@ class StepScope:
             return before
 
 
-class _OpenStep:
-    """The open step of this context, and the process's default for other threads."""
+class _OpenSteps:
+    """The open step of this context, and all of this process, for its other threads.
+
+    Steps need not end in the order in which they began: tasks and generators overlap. So a step is
+    looked up among those that are open, and nothing is put back.
+    """
 
     def __init__(self) -> None:
         self.local: ContextVar[StepScope | None] = ContextVar("lens_step", default=None)
-        self.default: StepScope | None = None
+        # Changed by single operations, which the interpreter lock makes indivisible.
+        self._all: list[StepScope] = []
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def begin(self, scope: StepScope) -> Token[StepScope | None]:
+        self._all.append(scope)
+        return self.local.set(scope)
+
+    def end(self, scope: StepScope, token: Token[StepScope | None]) -> None:
+        scope.closed = True
+        with suppress(ValueError):
+            self._all.remove(scope)
+        with suppress(ValueError):  # closed in another context, where nothing was set
+            self.local.reset(token)
+
+    def current(self) -> StepScope | None:
+        scope = self.local.get()
+        if scope is not None and not scope.closed:
+            return scope
+        try:
+            return self._all[-1]
+        except IndexError:
+            return None
+
+    def _after_fork(self) -> None:
+        # The parent starts the spans that others expect under derived ids; a child with the same
+        # ids would be a second one.
+        for scope in self._all:
+            scope.owned = False
 
 
-_open: Final = _OpenStep()
+_open: Final = _OpenSteps()
 #: Identities whose run span this process has open, with the span's context.
 _run_spans: Final[ContextVar[tuple[Identity, SpanContext] | None]] = ContextVar(
     "lens_run_span", default=None
@@ -116,14 +152,14 @@ _run_spans: Final[ContextVar[tuple[Identity, SpanContext] | None]] = ContextVar(
 
 
 def current_step() -> StepScope | None:
-    """The step that is open here, else the one that the process last opened; else ``None``."""
-    return _open.local.get() or _open.default
+    """The step that is open here, else the latest one open in the process; else ``None``."""
+    return _open.current()
 
 
 class _Entered:
     """What an open step span must put back."""
 
-    __slots__ = ("context", "local", "previous", "scope", "span")
+    __slots__ = ("context", "local", "scope", "span")
 
     def __init__(
         self,
@@ -131,13 +167,11 @@ class _Entered:
         span: Span,
         context: Token[otel_context.Context],
         local: Token[StepScope | None],
-        previous: StepScope | None,
     ) -> None:
         self.scope = scope
         self.span = span
         self.context = context
         self.local = local
-        self.previous = previous
 
 
 class _StepSpan:
@@ -174,9 +208,7 @@ class _StepSpan:
         scope = StepScope(who, self._kind, self._step, who.open_step(self._kind, self._step))
         span = _start(scope, tracer, self._name, self._relation, attributes)
         context = otel_context.attach(trace.set_span_in_context(span))
-        local = _open.local.set(scope)
-        self._entered = _Entered(scope, span, context, local, _open.default)
-        _open.default = scope
+        self._entered = _Entered(scope, span, context, _open.begin(scope))
         return span
 
     def __exit__(
@@ -190,12 +222,9 @@ class _StepSpan:
             return
         if error is not None:
             record_error(entered.span, error)
-        if _open.default is entered.scope:
-            _open.default = entered.previous
-        with suppress(ValueError):  # closed in another context, where nothing was set
-            _open.local.reset(entered.local)
+        _open.end(entered.scope, entered.local)
         detach(entered.context)
-        entered.span.end()
+        end_span(entered.span)
 
 
 def step_span(
@@ -272,7 +301,7 @@ def run_span(
     finally:
         with suppress(ValueError):  # likewise
             _run_spans.reset(token)
-        span.end()
+        end_span(span)
 
 
 def step_carrier(
@@ -300,7 +329,11 @@ def step_carrier(
     if scope is None or (scope.identity, scope.kind, scope.step) != (who, kind, step):
         scope = StepScope(who, kind, step, who.occurrence(kind, step))
         used = span_tracer.tracer if tracer is None else tracer
-        scope.sampled = is_sampled(used, scope.trace_id, kind)
+        try:
+            scope.sampled = is_sampled(used, scope.trace_id, kind)
+        except Exception as error:  # noqa: BLE001 - a foreign sampler may raise anything
+            incidents.record("span.failed", describe(error))
+            return {}
     span = trace.NonRecordingSpan(scope.owner_context())
     return current_carrier(trace.set_span_in_context(span, otel_context.Context()))
 
@@ -315,7 +348,7 @@ def _start(
     try:
         return _start_step(scope, tracer, name, relation, attributes)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
-        incidents.record("span.failed", f"{type(error).__name__}: {error}")
+        incidents.record("span.failed", describe(error))
         return trace.INVALID_SPAN
 
 
