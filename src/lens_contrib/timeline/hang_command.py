@@ -105,12 +105,6 @@ def to_text(report: HangReport, console: Console) -> None:
     if not report.suspects:
         moving = len(snapshot.processes)
         console.print(f"nothing hangs: no process keeps others waiting ({moving} looked at)")
-    elif not report.hangs:
-        _line(
-            console,
-            f"nothing hangs so far: nobody has kept others waiting for {report.after_s:g} s "
-            "without a move (--after)",
-        )
     for suspect in report.suspects[:_MAX_SUSPECTS]:
         _line(console, _headline(suspect))
         for name in suspect.names:
@@ -118,6 +112,12 @@ def to_text(report: HangReport, console: Console) -> None:
                 _line(console, f"  {name} is at")
                 for frame in frames:
                     _line(console, f"    {frame}")
+    if report.suspects and not report.hangs:
+        _line(
+            console,
+            f"not a hang so far: nobody has kept others waiting for {report.after_s:g} s "
+            "without a move (--after)",
+        )
     table = Table("process", "state", "innermost open span", "since", "waits for")
     for process in snapshot.processes:
         table.add_row(*(Text(_printable(cell)) for cell in _row(report, process)))
