@@ -173,3 +173,33 @@ except ImportError as error:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert "lens-otel[ray]" in done.stdout, done.stderr
+
+
+def test_a_lone_traceparent_goes_by_position_where_all_arguments_are_given(cluster, monkeypatch):
+    """By name it costs each call more; by position it must not take the place of an argument."""
+    sent = []
+    original = ray.actor.ActorHandle._actor_method_call
+
+    def submitted(self, method, args=None, kwargs=None, **options):
+        sent.append((method, args, kwargs))
+        return original(self, method, args=args, kwargs=kwargs, **options)
+
+    @ray.remote(num_cpus=0)
+    @traced
+    class Actor:
+        def method(self, x, y=2):
+            return x, y
+
+    actor = Actor.remote()
+    monkeypatch.setattr(ray.actor.ActorHandle, "_actor_method_call", submitted)
+    with cluster.caller() as caller:
+        assert ray.get(actor.method.remote(1, 5), timeout=60) == (1, 5)
+        assert ray.get(actor.method.remote(1), timeout=60) == (1, 2)
+    header = f"00-{caller.trace_id}-{caller.span_id}-".encode()
+    (_, by_position, nothing), (_, others, named) = sent
+    assert by_position[:2] == (1, 5)
+    assert by_position[2].startswith(header)
+    assert not nothing
+    assert tuple(others) == (1,)
+    assert named[CARRIER_ARGUMENT].startswith(header)
+    assert len(cluster.spans_of(caller, 2)) == 2

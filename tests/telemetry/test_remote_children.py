@@ -11,9 +11,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, TraceState
 
+from lens_core.telemetry.ids import PrivateIdGenerator
 from lens_core.telemetry.remote_children import RemoteChildren
 from lens_core.telemetry.sampling import LinkAware
+from lens_core.telemetry.span_pipeline import SpanPipeline
 
+#: The SDK's callback for its own metrics, of which there are none here.
+CHANGED = {"_record_end_metrics"}
 ATTRIBUTES = {"rpc.system.name": "ray", "ray.task.attempt": 0, "flag": True, "share": 0.5}
 
 
@@ -24,8 +28,8 @@ def remote(flags: int = 1, *, is_remote: bool = True, state: TraceState | None =
 
 def provider_with(**settings):
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False, **settings)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    pipeline = SpanPipeline((), [SimpleSpanProcessor(exporter)])
+    provider = TracerProvider(shutdown_on_exit=False, active_span_processor=pipeline, **settings)
     return provider.get_tracer("scope", "1"), exporter
 
 
@@ -52,7 +56,39 @@ def test_it_equals_the_one_of_the_tracer(sampler, flags):
     assert dict(quick.attributes) == dict(usual.attributes)
     assert [event.name for event in quick.events] == ["event"]
     assert [link.context for link in quick.links] == [parent]
-    assert vars(quick).keys() == vars(usual).keys()
+    assert quick.start_time >= usual.start_time
+    assert quick.dropped_attributes == quick.dropped_events == quick.dropped_links == 0
+    values = [{k: type(v) for k, v in vars(span).items() if k not in CHANGED} for span in spans]
+    assert values[0] == values[1]
+
+
+def test_spans_share_nothing_that_changes():
+    tracer, exporter = provider_with()
+    parent, context = remote()
+    children = RemoteChildren(tracer)
+    spans = [children.start("step", parent, context, SpanKind.CONSUMER, {}) for _ in range(2)]
+    spans[0].set_attribute("a", 1)
+    spans[0].add_event("event")
+    spans[0].add_link(parent)
+    spans[0].set_status(trace.StatusCode.ERROR)
+    spans[0].end()
+    assert spans[1].is_recording()
+    spans[1].set_attribute("b", 1)
+    spans[1].end()
+    second = exporter.get_finished_spans()[1]
+    assert dict(second.attributes) == {"b": 1}
+    assert not second.events
+    assert not second.links
+    assert second.status.is_unset
+
+
+def test_another_parent_is_another_trace():
+    tracer, exporter = provider_with()
+    children = RemoteChildren(tracer)
+    for trace_id in (1, 2, 1):
+        parent = SpanContext(trace_id, 3, True, TraceFlags(1))
+        children.start("step", parent, Context(), SpanKind.CONSUMER, {}).end()
+    assert [span.context.trace_id for span in exporter.get_finished_spans()] == [1, 2, 1]
 
 
 def test_attributes_of_an_ended_span_do_not_change():
@@ -69,17 +105,42 @@ def test_attributes_of_an_ended_span_do_not_change():
     [
         (remote(0), {}),
         (remote(1, is_remote=False), {}),
-        (remote(), {"sampler": TraceIdRatioBased(1.0)}),
-        (remote(), {"sampler": ParentBased(ALWAYS_ON, remote_parent_sampled=ALWAYS_OFF)}),
-        (remote(), {"sampler": LinkAware(ALWAYS_ON)}),
         (remote(), {"span_limits": SpanLimits(max_span_attributes=2)}),
     ],
-    ids=["unsampled", "local", "ratio", "refusing", "unknown", "too many attributes"],
+    ids=["unsampled", "local", "too many attributes"],
 )
 def test_what_the_tracer_must_decide_is_left_to_it(parent, settings):
     tracer, _ = provider_with(**settings)
     started = RemoteChildren(tracer).start("s", *parent, SpanKind.CONSUMER, dict(ATTRIBUTES))
     assert started is None
+
+
+def test_nothing_is_started_for_a_set_up_that_is_gone():
+    tracer, _ = provider_with()
+    children = RemoteChildren(tracer)
+    tracer.span_processor.is_taking = False
+    assert children.start("step", *remote(), SpanKind.CONSUMER, {}) is None
+
+
+def test_an_ended_span_stays_as_it_is(caplog):
+    tracer, exporter = provider_with()
+    span = RemoteChildren(tracer).start("step", *remote(), SpanKind.CONSUMER, {})
+    span.end(span.start_time + 5)
+    span.end()
+    span.add_event("late")
+    span.add_link(remote()[0])
+    (ended,) = exporter.get_finished_spans()
+    assert ended.end_time == ended.start_time + 5
+    assert not ended.events
+    assert not ended.links
+    assert "ended span" in caplog.text
+
+
+def test_ids_come_from_the_private_generator():
+    tracer, _ = provider_with(id_generator=PrivateIdGenerator())
+    children = RemoteChildren(tracer)
+    spans = [children.start("step", *remote(), SpanKind.CONSUMER, {}) for _ in range(100)]
+    assert len({span.context.span_id for span in spans}) == 100
 
 
 def test_another_sampler_that_is_set_later_is_asked():
@@ -94,8 +155,12 @@ def test_another_sampler_that_is_set_later_is_asked():
     [
         trace.NoOpTracerProvider().get_tracer("scope"),
         provider_with(span_limits=SpanLimits(max_span_attribute_length=3))[0],
+        provider_with(sampler=TraceIdRatioBased(1.0))[0],
+        provider_with(sampler=ParentBased(ALWAYS_ON, remote_parent_sampled=ALWAYS_OFF))[0],
+        provider_with(sampler=LinkAware(ALWAYS_ON))[0],
+        TracerProvider(shutdown_on_exit=False).get_tracer("scope"),
     ],
-    ids=["no SDK", "values are cut"],
+    ids=["no SDK", "values are cut", "ratio", "refusing", "unknown", "no pipeline of ours"],
 )
 def test_there_is_no_short_way_for_other_tracers(tracer):
     with pytest.raises(TypeError):

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import Token
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
@@ -24,6 +23,7 @@ from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.wire import CallSpec, ProcessLocal, tracer_of
 from lens_contrib.ray.worker import provider_is_set, this_process
 from lens_core.boundary import CarrierStatus, Relation
+from lens_core.current_context import attach_context, get_current_context
 from lens_core.detach import detach
 from lens_core.incidents import incidents
 from lens_core.semconv import (
@@ -33,16 +33,21 @@ from lens_core.semconv import (
     RPC_SYSTEM_NAME,
 )
 
+if TYPE_CHECKING:  # it needs the SDK, which a worker without telemetry does not load
+    from lens_core.telemetry.remote_children import RemoteChildren
+
 __all__ = ["Entry", "Scope"]
 
 _NO_CONTEXT: Final = Context()
 _set_span = trace.set_span_in_context
+#: Under which the API keeps a context's span.
+_SPAN_KEY: Final = next(iter(_set_span(trace.INVALID_SPAN, Context())))
 
 
 class Entry(ProcessLocal):
     """Opens the spans of one traced function in this process."""
 
-    __slots__ = ("_headers", "_hop", "_name", "_own", "_relation", "_start_child", "_tracer")
+    __slots__ = ("_children", "_headers", "_hop", "_name", "_own", "_relation", "_tracer")
 
     def __init__(self, spec: CallSpec) -> None:
         this_process.ensure_telemetry()
@@ -50,8 +55,8 @@ class Entry(ProcessLocal):
         self._name = str(spec["name"])
         self._relation = cast("Relation", spec["relation"])
         self._tracer = tracer_of(spec.get("tracer"))
-        #: The short way of this package's own tracers (``lens_core.telemetry.remote_children``).
-        self._start_child = getattr(self._tracer, "start_remote_child", None)
+        #: This package's own tracers have a short way (``lens_core.telemetry.remote_children``).
+        self._children = self._ask_children()
         own = cast("Mapping[str, AttributeValue]", spec.get("attributes") or {})
         # As the SDK would keep them: what is checked here is not checked for each span.
         self._own: dict[str, AttributeValue] = dict(BoundedAttributes(attributes=own))
@@ -91,7 +96,7 @@ class Entry(ProcessLocal):
             return None
 
     def _start(self, carrier: object) -> Scope | None:
-        current = otel_context.get_current()
+        current = get_current_context()
         if carrier is None:
             return self._start_without_carrier(current)
         context, parent = self._headers.read(carrier)
@@ -110,12 +115,18 @@ class Entry(ProcessLocal):
         elif current and (nested := _in_same_trace(current, context)) is not None:
             # Ray's own tracing has opened a span of the same trace for this call: nest in it.
             context = _set_span(nested, context)
-        elif parent is not None and self._start_child is not None:
-            span = self._start_child(self._name, parent, context, SpanKind.CONSUMER, attributes)
-            if span is not None:
-                return Scope(span, _set_span(span, context), True)
+        elif parent is not None and self._children is not None:
+            child = self._children.start(self._name, parent, context, SpanKind.CONSUMER, attributes)
+            if child is not None:
+                # Nothing but the remote span is in that context.
+                return Scope(child, Context({_SPAN_KEY: child}), True)
+            self._children = self._ask_children()
         span = self._tracer.start_span(self._name, context, SpanKind.CONSUMER, attributes, links)
         return Scope(span, _set_span(span, context), True)
+
+    def _ask_children(self) -> RemoteChildren | None:
+        ask = getattr(self._tracer, "remote_children", None)
+        return None if ask is None else ask()
 
     def _start_without_carrier(self, current: Context) -> Scope | None:
         if not provider_is_set():
@@ -154,7 +165,7 @@ class Scope:
 
     def attach(self) -> None:
         """Make the context current."""
-        self._token = otel_context.attach(self._context)
+        self._token = attach_context(self._context)
 
     def detach(self) -> None:
         """Make the context before :meth:`attach` current again."""
@@ -168,7 +179,9 @@ class Scope:
 
     def close(self) -> None:
         """End the span and restore the context. Never raises."""
-        self.detach()
+        token, self._token = self._token, None
+        if token is not None:
+            detach(token)
         try:
             self._span.end()
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything

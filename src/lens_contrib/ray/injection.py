@@ -14,7 +14,8 @@ from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.waiting import producers
 from lens_contrib.ray.wire import CallSpec, ProcessLocal, tracer_of
 from lens_core.boundary import current_carrier
-from lens_core.carrier import extract_context
+from lens_core.carrier import extract_context, get_global_textmap
+from lens_core.current_context import get_current_context
 from lens_core.errors import CarrierError
 from lens_core.incidents import incidents
 from lens_core.semconv import MESSAGING_OPERATION_TYPE, RPC_SYSTEM_NAME
@@ -42,6 +43,7 @@ class Injector(ProcessLocal):
         "_by_position",
         "_given_at",
         "_headers",
+        "_last",
         "_last_place",
         "_name",
         "_producer",
@@ -52,13 +54,33 @@ class Injector(ProcessLocal):
         self._headers = Headers()
         self._given_at = given_at
         self._by_position = by_position
+        #: The kind of call (of a task, of an actor's method) and the carrier's place in it.
         self._last_place: tuple[object, int] = (None, -1)
+        #: The last context, the kind of call, and what goes where in such a call under it.
+        self._last: tuple[Context | None, object, int, bytes] = (None, None, -1, b"")
         self._producer = bool(spec.get("producer"))
         self._name = f"{spec['name']} send"
         self._tracer = tracer_of(spec.get("tracer"))
 
     def around(self, invocation: Callable[..., _Refs]) -> Callable[..., _Refs]:
         """The submission of one call, which sends the current context where there is one."""
+        context, code, place, carrier = self._last
+        if (
+            context is not get_current_context()
+            or code is not getattr(invocation, "__code__", None)
+            or get_global_textmap() is not self._headers.propagator
+        ):
+            return self._around(invocation)
+
+        def submit(args: Sequence[object], kwargs: Mapping[str, object] | None) -> _Refs:
+            # The usual call, of a burst under one span. It is submitted while its caller waits.
+            if not kwargs and len(args) == place:
+                return invocation((*args, carrier), kwargs)
+            return self._sending(invocation, place, carrier)(args, kwargs)
+
+        return submit
+
+    def _around(self, invocation: Callable[..., _Refs]) -> Callable[..., _Refs]:
         code, place = self._last_place
         if code is not getattr(invocation, "__code__", None):
             code = getattr(invocation, "__code__", None)
@@ -72,6 +94,8 @@ class Injector(ProcessLocal):
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
             incidents.record("carrier.inject_failed", f"ray: {type(error).__name__}: {error}")
             carrier = {}
+        if self._by_position and place >= 0 and type(carrier) is bytes:
+            self._last = (get_current_context(), code, place, carrier)
         return self._sending(invocation, place, carrier)
 
     def _sending(

@@ -40,6 +40,12 @@ def accepts_keyword(function: Callable[..., object], keyword: str) -> bool:
     return keyword in names
 
 
+def _is_of_ray(function: Callable[..., object]) -> bool:
+    """Whether it is the wrapper that Ray puts around every method, for its own tracing."""
+    space = getattr(function, "__globals__", {})
+    return str(space.get("__name__", "")).startswith("ray.")
+
+
 class OuterDecorators:
     """Tells what all that is wrapped around a function takes of a carrier.
 
@@ -92,7 +98,7 @@ class OuterDecorators:
                 continue
             found = _all_outer(function, outer)
             strict = [layer for layer in found if not accepts_keyword(layer, one._keyword)]
-            one._answer = 0 if strict else 1 if found else 2
+            one._answer = 0 if strict else 2 if all(map(_is_of_ray, found)) else 1
             if strict:
                 incidents.record(
                     "ray.strict_decorator",

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from opentelemetry import baggage, trace
-from opentelemetry import context as otel_context
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.propagators.composite import CompositePropagator
@@ -25,6 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
 from lens_core.boundary import current_carrier
 from lens_core.carrier import extract_context, get_global_textmap
+from lens_core.current_context import get_current_context
 
 __all__ = ["Headers"]
 
@@ -37,10 +37,11 @@ _DEFAULT: Final = frozenset({TraceContextTextMapPropagator, W3CBaggagePropagator
 class Headers:
     """Writes and reads carriers as the global propagator would."""
 
-    __slots__ = ("_last", "_last_read", "_plain", "_seen")
+    __slots__ = ("_last", "_last_read", "_plain", "propagator")
 
     def __init__(self) -> None:
-        self._seen: TextMapPropagator | None = None
+        #: The global propagator when a carrier was last written.
+        self.propagator: TextMapPropagator | None = None
         self._plain = False
         #: The last context, which never changes, and its carrier: calls come in bursts.
         self._last: tuple[Context, Mapping[str, str] | bytes] = (_EMPTY, {})
@@ -48,9 +49,9 @@ class Headers:
 
     def current(self) -> Mapping[str, str] | bytes:
         """The carrier of the current context, as it travels; empty where there is nothing."""
-        if get_global_textmap() is not self._seen:
+        if get_global_textmap() is not self.propagator:
             self._look()
-        context = otel_context.get_current()
+        context = get_current_context()
         last, carrier = self._last
         if last is context:
             return carrier
@@ -96,4 +97,4 @@ class Headers:
         parts = propagator._propagators if type(propagator) is CompositePropagator else ()
         self._plain = len(parts) == 2 and {type(part) for part in parts} == _DEFAULT
         self._last = (_EMPTY, {})
-        self._seen = propagator
+        self.propagator = propagator

@@ -15,6 +15,7 @@ import ray
 from opentelemetry import trace
 from opentelemetry.trace import ProxyTracerProvider
 from opentelemetry.util.types import AttributeValue
+from ray._private.worker import global_worker
 from ray.runtime_context import RuntimeContext
 
 from lens_core.incidents import incidents
@@ -44,7 +45,7 @@ class Worker:
 
     def in_worker(self) -> bool:
         """Whether Ray started this process to run tasks or an actor."""
-        return bool(ray._private.worker.global_worker.mode == ray.WORKER_MODE)
+        return bool(global_worker.mode == ray.WORKER_MODE)
 
     def ensure_telemetry(self) -> None:
         """Set up telemetry in a worker at its first traced call. Never raises."""
@@ -64,13 +65,15 @@ class Worker:
 
     def add_ids(self, attributes: dict[str, AttributeValue]) -> None:
         """Add Ray's ids of the call that runs here; nothing outside of Ray's workers."""
-        worker = ray._private.worker.global_worker
-        if worker.mode != ray.WORKER_MODE:
-            return
-        # These do not change in the life of a worker process; asking costs about 1 us each.
-        attributes.update(self._fixed or self._ask_fixed(ray.get_runtime_context()))
+        fixed = self._fixed
+        if fixed is None:
+            if not self.in_worker():
+                return
+            # These do not change in the life of an actor; asking costs about 1 us each.
+            fixed = self._ask_fixed(ray.get_runtime_context())
+        attributes.update(fixed)
         try:
-            core = worker.core_worker  # type: ignore[attr-defined]
+            core = global_worker.core_worker  # type: ignore[attr-defined]
             attributes[RAY_TASK_ID] = core.get_current_task_id().hex()
             attributes[RAY_TASK_ATTEMPT] = core.get_current_task_attempt_number()
         except Exception:  # noqa: BLE001 - private in Ray; the span is right without them

@@ -22,12 +22,11 @@ from opentelemetry.trace import (
     Link,
     NoOpTracerProvider,
     Span,
-    SpanContext,
     SpanKind,
     Tracer,
     TracerProvider,
 )
-from opentelemetry.util.types import Attributes, AttributeValue
+from opentelemetry.util.types import Attributes
 
 from lens_core.telemetry.remote_children import RemoteChildren
 from lens_core.telemetry.span_pipeline import SpanAttachment
@@ -171,27 +170,20 @@ class _SwitchTracer(Tracer):
             self._bound = (target, tracer)
         return tracer
 
-    def start_remote_child(
-        self,
-        name: str,
-        parent: SpanContext,
-        context: Context,
-        kind: SpanKind,
-        attributes: dict[str, AttributeValue],
-    ) -> Span | None:
-        """The same as :meth:`start_span`, in fewer steps; ``None`` where that cannot be done.
+    def remote_children(self) -> RemoteChildren | None:
+        """The short way to start a child of a remote span; ``None`` where there is none.
 
-        Args as of :meth:`lens_core.telemetry.remote_children.RemoteChildren.start`.
+        It belongs to the set-up that is current: ask again when it does not start a span.
         """
-        tracer, children = self._children
-        bound = self._bound
-        if bound[1] is not tracer or bound[0] is not self._provider.target:
-            tracer = self._tracer()
-            children = _remote_children(tracer)
+        known, children = self._children
+        tracer = self._tracer()
+        if tracer is not known:
+            try:
+                children = RemoteChildren(tracer)
+            except (AttributeError, TypeError):
+                children = None
             self._children = (tracer, children)
-        if children is None:
-            return None
-        return children.start(name, parent, context, kind, attributes)
+        return children
 
     @property
     def sampler(self) -> object:
@@ -229,10 +221,3 @@ class _SwitchTracer(Tracer):
     # is private to it.
     def start_as_current_span(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         return self._tracer().start_as_current_span(*args, **kwargs)
-
-
-def _remote_children(tracer: Tracer) -> RemoteChildren | None:
-    try:
-        return RemoteChildren(tracer)
-    except (AttributeError, TypeError):
-        return None

@@ -26,12 +26,14 @@ class PrivateIdGenerator(IdGenerator):
 
     Attributes:
         honours_derived_ids: Whether a span can be started under a derived id: yes.
+        draw: Draws so many random bits from the same source.
     """
 
     honours_derived_ids: Final = True
 
     def __init__(self) -> None:
         self._random = random.Random(_entropy())
+        self.draw: Final = self._random.getrandbits
         reseed = weakref.WeakMethod(self._reseed)
 
         def after_in_child() -> None:

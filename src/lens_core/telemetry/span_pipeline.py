@@ -17,6 +17,7 @@ from typing import Final
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.trace import TraceFlags
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.incidents import describe, incidents
@@ -88,8 +89,8 @@ class SpanPipeline(SpanProcessor):
             self._is_new_child = False
             if self.on_child_start is not None:
                 self.on_child_start()
-        context = span.get_span_context()
-        if self._open.setdefault(context.span_id, span) is not span:
+        context = span._context
+        if context is not None and self._open.setdefault(context.span_id, span) is not span:
             self._twins.append(span)
         if self._attributes:
             span.set_attributes(self._attributes)
@@ -101,7 +102,7 @@ class SpanPipeline(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """Deliver the span, if it was started here and is sampled."""
-        context = span.get_span_context()
+        context = span._context
         known = None if context is None else self._open.pop(context.span_id, None)
         if context is None or known is None:
             return
@@ -112,7 +113,7 @@ class SpanPipeline(SpanProcessor):
                 processor.on_end(span)
             except Exception as error:  # noqa: BLE001 - the span is delivered all the same
                 incidents.record("processor.failed", describe(error))
-        if not context.trace_flags.sampled:
+        if not self._deliveries or not context.trace_flags & TraceFlags.SAMPLED:
             return
         if self._overlay is not None:
             span = self._with_overlay(span, self._overlay)
