@@ -3,7 +3,11 @@
 Every rank reports; rank 0 gathers the reports and judges. The verdict is one key of the store that
 is written by an atomic compare-and-set: by rank 0 with its judgement, or by the first rank whose
 time is up, as *void*. So no rank can give up while another goes ahead: whoever comes second reads
-what the first one wrote. No collective is used, and nothing waits longer than its deadline.
+what the first one wrote. No collective is used.
+
+Nothing waits longer than its deadline, also where the store's server is dead, stopped or slow
+(:mod:`lens_contrib.bounded_store`). Where it stops answering in the very write of the verdict, the
+writer cannot know whether others will read it, and gives up.
 """
 
 from __future__ import annotations
@@ -11,15 +15,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
-from lens_core.errors import AgreementError, MissingExtraError, ProcessGroupError
-
-try:
-    import torch.distributed as dist
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
+from lens_contrib.bounded_store import KeyStore, bounded, group_store
+from lens_core.errors import AgreementError
 
 __all__ = ["Facts", "KeyStore", "agree", "group_store", "wait_for_key"]
 
@@ -30,22 +29,8 @@ _VOID: Final = "void"
 _FIRST_PAUSE_S: Final = 0.002
 #: A store has one server thread, so waiting ranks ask it ever more rarely.
 _LONGEST_PAUSE_S: Final = 0.25
-
-
-class KeyStore(Protocol):
-    """What is used of a ``torch.distributed.Store``; each kind of store has it."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set a key."""
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are there."""
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key if it holds what is expected (empty: nothing yet); what it then holds."""
+#: The least that a call to the store may take, whatever the deadline for the reports.
+_OPERATION_S: Final = 1.0
 
 
 def agree(
@@ -62,10 +47,11 @@ def agree(
 
     Every rank of the store calls it with the same topic. Rank 0 waits until ``timeout_s`` for the
     reports of all, the others until twice that for the verdict, so that a rank which never reports
-    costs the others the deadline and not the agreement.
+    costs the others the deadline and not the agreement. Where the store's server stops answering,
+    each of them waits ``timeout_s``, at least 1 s, for that; then it gives up.
 
     Args:
-        store: A store that all ranks share; best a clone of our own, see :func:`group_store`.
+        store: A store that all ranks share; best a connection of our own, see :func:`group_store`.
         topic: What is agreed on; a new one for each agreement, the same on all ranks.
         rank: This process's rank, from 0.
         world_size: Number of ranks.
@@ -78,6 +64,10 @@ def agree(
             the store failed.
     """
     key = f"lens/{topic}/verdict"
+    operation_s = max(timeout_s, _OPERATION_S)
+    # Slow answers add up: all together have a deadline too.
+    end = time.monotonic() + timeout_s * (1 if rank == 0 else 2) + operation_s
+    store = bounded(store, timeout_s=operation_s).until(end)
     try:
         store.set(f"lens/{topic}/report/{rank}", json.dumps(dict(report)))
         if rank == 0:
@@ -125,29 +115,3 @@ def wait_for_key(store: KeyStore, key: str, timeout_s: float) -> bool:
         time.sleep(min(pause_s, left_s))
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
     return True
-
-
-def group_store(group: dist.ProcessGroup | None = None, *, timeout_s: float) -> KeyStore:
-    """A connection of our own to a group's store.
-
-    A blocking call on a store blocks every other user of the same connection; on a clone it blocks
-    no one else.
-
-    Args:
-        group: The process group; the default one if not given.
-        timeout_s: Deadline of each of the clone's operations.
-
-    Raises:
-        ProcessGroupError: If there is no process group, or this process is not in it.
-    """
-    member = dist.group.WORLD if group is None else group
-    if member is None or isinstance(member, int):
-        raise ProcessGroupError(None, "has no process group; call init_process_group() first")
-    shared: KeyStore = member.get_group_store()
-    try:
-        clone = shared.clone()  # type: ignore[attr-defined]  # not in torch's stubs
-        clone.set_timeout(timedelta(seconds=timeout_s))
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return shared  # a store that cannot be cloned, or a torch before clone(): share it
-    own: KeyStore = clone
-    return own

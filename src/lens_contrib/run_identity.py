@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
+from lens_contrib.bounded_store import group_store
 from lens_core.errors import MissingExtraError, ProcessGroupError
 
 try:
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
 __all__ = ["agree_run_id"]
 
 _KEY: Final = "lens/run_id"
+#: A store that does not answer within this gives no run id.
+_OPERATION_S: Final = 10.0
 
 
 def agree_run_id(proposal: str) -> str:
@@ -29,9 +31,10 @@ def agree_run_id(proposal: str) -> str:
 
     Raises:
         ProcessGroupError: the default process group is not initialized.
+        StoreError: the store did not answer within 10 s. What it raises itself is raised as it is.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ProcessGroupError(None, "the default process group is not initialized")
-    store = distributed_c10d._get_default_store()
+    store = group_store(timeout_s=_OPERATION_S)
     # With nothing expected, the first call sets the key and every later one reads it.
     return bytes(store.compare_set(_KEY, "", proposal)).decode()

@@ -17,8 +17,9 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.trace import Tracer
 
-from lens_contrib.agreement import Facts, KeyStore, agree, group_store
-from lens_core.errors import AgreementError, LensError, MissingExtraError
+from lens_contrib.agreement import Facts, agree
+from lens_contrib.bounded_store import KeyStore, group_store
+from lens_core.errors import AgreementError, LensError, MissingExtraError, ProcessGroupError
 from lens_core.identity import (
     Identity,
     MeshCoordinates,
@@ -67,7 +68,8 @@ def agree_run_key(
     Args:
         owner_rank: The rank whose step spans the others link to.
         mesh: Coordinates of the ranks, for links.
-        timeout_s: How long rank 0 waits for the other ranks; they wait twice that for rank 0.
+        timeout_s: How long rank 0 waits for the other ranks; they wait twice that for rank 0. A
+            store whose server does not answer is given up after ``timeout_s``, at least 1 s.
         store: The store to use; a clone of the default group's if not given.
         tracer: The tracer whose spans will be linked; one of the global provider if not given.
 
@@ -114,7 +116,8 @@ def agree_run_key(
 
 
 def _ranks() -> tuple[int, int]:
-    group_store(timeout_s=1.0)  # raises where there is no group
+    if not dist.is_available() or not dist.is_initialized():
+        raise ProcessGroupError(None, "has no process group; call init_process_group() first")
     return dist.get_rank(), dist.get_world_size()
 
 

@@ -1,9 +1,10 @@
-"""A context that cannot be derived, through the store: published early, read late, never waited on.
+"""A context that cannot be derived, through the store: published early, read late.
 
 Beside the collective (:func:`lens_contrib.torch_distributed.broadcast_trace_context`), for contexts
 that come from outside: a parent span of another system, or baggage. The source sets a key, the
 others read it when they need it. A rank that skips a call, dies or is late cannot make another one
-hang: the worst case is *no context*.
+wait: the worst case is *no context*. A server that is dead, stopped or slow makes each rank wait
+2 s, once: then the channel is given up.
 
 A store is one server thread on rank 0. It serves about 22,000 reads a second
 (``benchmarks/bench_derived_ids.py`` measures it), so one read per rank and step is for jobs of up
@@ -15,7 +16,8 @@ from __future__ import annotations
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from lens_contrib.agreement import KeyStore, group_store, wait_for_key
+from lens_contrib.agreement import wait_for_key
+from lens_contrib.bounded_store import KeyStore, bounded, group_store
 from lens_contrib.torch_distributed.frames import arrived_frame, outgoing_frame
 from lens_core.errors import MissingExtraError
 from lens_core.frame import BROADCAST_CAPACITY
@@ -38,7 +40,8 @@ class StoreContext:
     """A channel for contexts through one store.
 
     The first failure of the store disables the channel on this rank for good, with one warning:
-    training goes on, without contexts.
+    training goes on, without contexts. No call waits longer than 2 s for the store; one that does
+    is such a failure.
 
     Args:
         store: Where the context is kept; a connection that nobody else blocks on.
@@ -47,7 +50,7 @@ class StoreContext:
     """
 
     def __init__(self, store: KeyStore, *, name: str = "default", world_size: int = 1) -> None:
-        self._store = store
+        self._store = bounded(store, timeout_s=_OPERATION_S)
         self._key = f"lens/context/{name}"
         self._published = 0
         self.enabled = world_size <= MAX_READERS
@@ -66,7 +69,7 @@ class StoreContext:
         frame = outgoing_frame(capacity=BROADCAST_CAPACITY, sequence=self._published)
         try:
             self._store.set(self._key, frame.hex())  # a store's values are text
-        except RuntimeError as error:  # DistError and its kin
+        except RuntimeError as error:  # StoreError, DistError and its kin
             self._disable("publish", error)
             return False
         return True
@@ -80,14 +83,20 @@ class StoreContext:
         if not self.enabled:
             return None
         try:
-            if not wait_for_key(self._store, self._key, timeout_s):
+            text = self._store.run(self._read)
+            if text is None and timeout_s > 0 and wait_for_key(self._store, self._key, timeout_s):
+                text = self._store.get(self._key)
+            if text is None:
                 return None
-            data = bytes.fromhex(self._store.get(self._key).decode())
+            data = bytes.fromhex(text.decode())
         except (RuntimeError, ValueError) as error:
             self._disable("read", error)
             return None
         frame = arrived_frame(data, lambda: self._key)
         return dict(frame.carrier) or None if frame is not None else None
+
+    def _read(self, store: KeyStore) -> bytes | None:
+        return store.get(self._key) if store.check([self._key]) else None
 
     def _disable(self, action: str, error: Exception) -> None:
         self.enabled = False
@@ -119,8 +128,9 @@ def _channel(name: str) -> StoreContext | None:
 def publish_trace_context(*, name: str = "default") -> bool:
     """Publish this rank's current context to the default group's store. Not a collective.
 
-    Returns at once (the others need not do anything); ``False`` where there is no process group or
-    the channel is disabled.
+    The others need not do anything. Returns when the store has it: in some 0.1 ms where its server
+    answers, after 2 s at most where it does not, and from then on at once. ``False`` where there is
+    no process group or the channel is disabled.
 
     Args:
         name: Tells channels apart; one source rank a name.
@@ -134,7 +144,8 @@ def latest_trace_context(*, name: str = "default", timeout_s: float = 0.0) -> di
 
     ``None`` where nobody has published by the deadline, there is no process group, or the channel
     is disabled; also where the job has more than :data:`MAX_READERS` ranks. What is read may be a
-    step old: read it late, after the work of the step.
+    step old: read it late, after the work of the step. A server that does not answer costs 2 s
+    beyond ``timeout_s``, once.
 
     Args:
         name: The name that the source published under.

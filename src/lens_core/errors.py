@@ -6,6 +6,7 @@
     ├── ConfigError (ValueError)         a setting that is not one of the allowed values
     ├── SetupError (RuntimeError)        set-up done twice, or in a process where it cannot work
     ├── AgreementError (RuntimeError)    ranks that did not agree at set-up; nothing was changed
+    ├── StoreError (RuntimeError)        a store of the ranks that does not answer in time
     ├── MissingExtraError (ImportError)  an optional dependency that is not installed
     ├── SourceRankError (ValueError)     a rank that cannot be the source of a collective
     ├── PeerRankError (ValueError)       a rank that cannot be the other end of a send or receive
@@ -27,6 +28,7 @@ __all__ = [
     "ConfigError",
     "SetupError",
     "AgreementError",
+    "StoreError",
     "MissingExtraError",
     "SourceRankError",
     "PeerRankError",
@@ -77,6 +79,14 @@ class AgreementError(LensError, RuntimeError):
         super().__init__(f"rank {rank}: no agreement on {topic}: {problem}")
         self.topic = topic
         self.rank = rank
+        self.problem = problem
+
+
+class StoreError(LensError, RuntimeError):
+    """A key-value store of the ranks that does not answer in time; it is not asked again."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the store is given up: {problem}")
         self.problem = problem
 
 
