@@ -74,7 +74,7 @@ class LineFile:
         Raises:
             OSError: the file cannot be created or written.
         """
-        line = to_line(message)
+        line = message if type(message) is bytes else to_line(message)
         with self._lock:
             if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
                 self.close()  # removed by somebody: what is written there is gone

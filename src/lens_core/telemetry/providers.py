@@ -89,7 +89,8 @@ def install(request: Request) -> TelemetryHandle:
         wanted = config.traces_enabled or given is not None
         plan = JournalPlan(config, request.identity.run_id, resource, directory, given is not None)
         journal = open_journal(plan) if wanted else None
-        kept = None if journal is None else journal.exported
+        # One that keeps spans until they end has nothing to forget when they have been exported.
+        kept = None if journal is None or plan.keeps == "open" else journal.exported
         if journal is not None:
             # Only where set-up fails: otherwise the pipeline shuts it down, after the last span.
             undo.push(lambda kind, *_: journal.shutdown() if kind is not None else None)

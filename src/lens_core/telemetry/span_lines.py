@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from json import JSONEncoder
 from json.encoder import encode_basestring as _quoted
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import StatusCode
 
 from lens_core.telemetry.otlp_json import (
     encode_span,
@@ -50,7 +51,7 @@ class SpanLines:
             return to_line(encode_spans(spans))
         span = spans[0]
         resource, scope, head, tail = self._frame
-        if span.resource is not resource or span.instrumentation_scope is not scope or not head:
+        if span._resource is not resource or span._instrumentation_scope is not scope or not head:
             head, tail = self._new_frame(span)
         return (head + _span(span) + tail).encode("utf-8", "replace")
 
@@ -64,27 +65,32 @@ class SpanLines:
 
 
 def _span(span: ReadableSpan) -> str:
-    context, parent, status = span.get_span_context(), span.parent, span.status
+    context, parent, status = span._context, span._parent, span._status
+    attributes: Any = span._attributes
+    events: Any = span._events
+    links: Any = span._links
     if (
         context is None
+        or events
+        or links
+        or getattr(events, "dropped", 0)
+        or getattr(links, "dropped", 0)
+        or getattr(attributes, "dropped", 0)
+        or status._description
+        or status._status_code is not StatusCode.UNSET
         or context.trace_state
-        or span.events
-        or span.links
-        or span.dropped_attributes
-        or span.dropped_events
-        or span.dropped_links
-        or status.description
-        or status.status_code.value
     ):
         return _json(encode_span(span))
-    attributes = span.attributes
+    # The SDK's own mapping locks and enters four functions a value; what it guards is a dictionary,
+    # which nobody changes any more.
+    inner: Mapping[str, object] = getattr(attributes, "_dict", attributes)
     return (
         f'{{"traceId":"{context.trace_id:032x}","spanId":"{context.span_id:016x}",'
         f'"flags":{span_flags(context, parent)},'
         + ("" if parent is None else f'"parentSpanId":"{parent.span_id:016x}",')
-        + f'"name":{_quoted(str(span.name))},"kind":{span.kind.value + 1},'
-        f'"startTimeUnixNano":"{span.start_time or 0}","endTimeUnixNano":"{span.end_time or 0}",'
-        + (_attributes(attributes) if attributes else "")
+        + f'"name":{_quoted(str(span._name))},"kind":{span._kind._value_ + 1},'
+        f'"startTimeUnixNano":"{span._start_time or 0}","endTimeUnixNano":"{span._end_time or 0}",'
+        + (_attributes(inner) if inner else "")
         + '"status":{}}'
     )
 
