@@ -19,7 +19,13 @@ from opentelemetry.trace import Tracer
 
 from lens_contrib.agreement import Facts, agree
 from lens_contrib.bounded_store import KeyStore, group_store
-from lens_core.errors import AgreementError, LensError, MissingExtraError, ProcessGroupError
+from lens_core.errors import (
+    AgreementError,
+    ConfigError,
+    LensError,
+    MissingExtraError,
+    ProcessGroupError,
+)
 from lens_core.identity import (
     Identity,
     MeshCoordinates,
@@ -74,15 +80,14 @@ def agree_run_key(
         tracer: The tracer whose spans will be linked; one of the global provider if not given.
 
     Raises:
-        ConfigError: If ``NEMO_LENS_RUN_KEY`` is set and is not a key.
+        ConfigError: On rank 0, if ``NEMO_LENS_RUN_KEY`` is set and is not a key. On another rank,
+            whose key does not count, that is counted as ``identity.bad_key``.
         ProcessGroupError: If there is no process group.
     """
     rank, world_size = _ranks()
     used = trace.get_tracer("lens_core") if tracer is None else tracer
     attempt = run_attempt(os.environ)
-    proposed = run_key_from_environment()
-    if proposed is None:
-        proposed = random_run_key(attempt=attempt, source="store", agreed=True)
+    proposed = _proposal(rank, attempt)
     participants: frozenset[int] | None
     try:
         connection = group_store(timeout_s=timeout_s) if store is None else store
@@ -119,6 +124,22 @@ def _ranks() -> tuple[int, int]:
     if not dist.is_available() or not dist.is_initialized():
         raise ProcessGroupError(None, "has no process group; call init_process_group() first")
     return dist.get_rank(), dist.get_world_size()
+
+
+def _proposal(rank: int, attempt: int) -> RunKey:
+    """The key that counts if this is rank 0."""
+    try:
+        known = run_key_from_environment()
+    except ConfigError as error:
+        if rank == 0:
+            raise
+        incidents.record(
+            "identity.bad_key",
+            f"rank {rank}: {error}; the key of rank 0 counts",
+            todo="Set it on all ranks to the same 32 hexadecimal digits, or on none.",
+        )
+        known = None
+    return known or random_run_key(attempt=attempt, source="store", agreed=True)
 
 
 def _judge(key: RunKey, reports: Mapping[int, Facts]) -> Facts:

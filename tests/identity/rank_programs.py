@@ -134,3 +134,18 @@ def coordinates_of_a_mesh(rank, world_size):
     coordinates = mesh_coordinates(mesh)
     own = {name: mesh.get_local_rank(name) for name in ("pp", "dp")}
     return own, coordinates.of(rank), coordinates.resource_attributes(rank)
+
+
+def agree_with_a_bad_key(rank, world_size, bad_rank):
+    """One rank's environment holds no key: what agree_run_key makes of it there and elsewhere."""
+    from lens_contrib.run_key import agree_run_key
+    from lens_core.errors import ConfigError
+
+    recording_here()
+    if rank == bad_rank:
+        os.environ["NEMO_LENS_RUN_KEY"] = "hello"
+    try:
+        who = agree_run_key(timeout_s=0.5 if bad_rank == 0 else 20)
+    except ConfigError:
+        return "ConfigError", {}
+    return who.key.secret if who.derives else None, dict(incidents.counts())

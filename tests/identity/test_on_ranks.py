@@ -150,3 +150,15 @@ def test_coordinates_come_from_the_device_mesh():
         assert coordinates == own
         assert resource["dl.pipeline_parallel.rank"] == own["pp"]
         assert resource["dl.data_parallel.size"] == 2
+
+
+def test_a_bad_key_on_another_rank_than_0_is_counted_and_rank_0_s_key_counts():
+    (key, counts), (other, other_counts) = run_ranks(programs.agree_with_a_bad_key, 2, LONGEST_S, 1)
+    assert key == other is not None
+    assert (counts, other_counts) == ({}, {"identity.bad_key": 1})
+
+
+def test_a_bad_key_on_rank_0_is_an_error_there_and_random_ids_elsewhere():
+    (error, _), (other, counts) = run_ranks(programs.agree_with_a_bad_key, 2, LONGEST_S, 0)
+    assert (error, other) == ("ConfigError", None)
+    assert counts == {"identity.random": 1}

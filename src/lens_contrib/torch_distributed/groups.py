@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lens_core.errors import MissingExtraError, ProcessGroupError
+from lens_core.whole_number import whole_number
 
 try:
     import torch
@@ -95,8 +96,8 @@ def _dead() -> ProcessGroupError:
     rank: int | None = None
     if dist.is_initialized():
         rank = dist.get_rank()
-    elif os.environ.get("RANK", "").isdecimal():
-        rank = int(os.environ["RANK"])
+    else:
+        rank = whole_number(os.environ.get("RANK", ""))
     return ProcessGroupError(
         rank, "the process group is destroyed, or was not made by torch.distributed"
     )

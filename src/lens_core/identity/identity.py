@@ -11,11 +11,13 @@ from typing import Final
 
 from opentelemetry.util.types import AttributeValue
 
+from lens_core.errors import ConfigError
 from lens_core.identity.derive import Deriver
 from lens_core.identity.mesh import MeshCoordinates
 from lens_core.identity.run_key import RunKey, random_run_key, run_key_from_environment
 from lens_core.incidents import incidents
 from lens_core.semconv import LENS_PEER_RANK
+from lens_core.whole_number import whole_number
 
 __all__ = [
     "Identity",
@@ -175,8 +177,9 @@ def reset_identity(token: IdentityToken) -> None:
 def current_identity() -> Identity:
     """The installed identity; where none is, the one that the launcher's environment implies.
 
-    Where that has no entropy (see :func:`~lens_core.identity.run_key_from_environment`), the
-    identity is random and derives nothing, which is counted as ``identity.random``.
+    Where that has no entropy (see :func:`~lens_core.identity.run_key_from_environment`), or what is
+    set is no key, the identity is random and derives nothing, which is counted as
+    ``identity.random``. Never raises.
     """
     identity = _slot.local.get()
     if identity is not None:
@@ -188,13 +191,16 @@ def current_identity() -> Identity:
 
 
 def _from_environment() -> Identity:
-    text = os.environ.get("RANK", "")
-    rank = int(text) if text.isdigit() else 0
-    key = run_key_from_environment()
+    rank = whole_number(os.environ.get("RANK", "")) or 0
+    problem = "has no run key that the other ranks share"
+    try:
+        key = run_key_from_environment()
+    except ConfigError as error:  # this may be the first step: too late to raise
+        key, problem = None, str(error)
     if key is None:
         incidents.record(
             "identity.random",
-            f"rank {rank} has no run key that the other ranks share, and uses random ids",
+            f"rank {rank}: {problem}; it uses random ids",
             todo="Call agree_run_key() after init_process_group(), or set NEMO_LENS_RUN_KEY to the "
             "same 32 hexadecimal digits on all ranks.",
         )

@@ -88,6 +88,7 @@ def run_key_from_environment(environ: Mapping[str, str] | None = None) -> RunKey
     for name in _LAUNCHER_IDS:
         value = source.get(name, "").strip()
         if _UUID.search(value):
-            digest = hashlib.blake2b(value.encode(), digest_size=32, person=b"lens run key")
+            data = value.encode(errors="backslashreplace")  # bytes that are no UTF-8 may be in it
+            digest = hashlib.blake2b(data, digest_size=32, person=b"lens run key")
             return RunKey(digest.digest(), attempt, name)
     return None

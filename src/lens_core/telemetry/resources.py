@@ -22,6 +22,7 @@ from lens_core import semconv
 from lens_core.attributes import to_utf8
 from lens_core.telemetry.config import NemoLensConfig
 from lens_core.telemetry.run_identity import RunIdentity
+from lens_core.whole_number import whole_number
 
 __all__ = ["build_resource", "child_resource", "detect_attributes"]
 
@@ -107,8 +108,9 @@ def detect_attributes(environ: Mapping[str, str] | None = None) -> dict[str, Att
     }
     for name, variables, is_number in _VARIABLES:
         text = next((source[key].strip() for key in variables if source.get(key, "").strip()), "")
-        if is_number and text.isdigit():
-            found[name] = int(text)
+        number = whole_number(text) if is_number else None
+        if number is not None:
+            found[name] = number
         elif text and not is_number:
             found[name] = text
     if (count := _gpu_count(source)) is not None:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from lens_core.attributes import to_utf8
 from lens_core.incidents import describe, incidents
 from lens_core.semconv import NEMO_RUN_ID
+from lens_core.whole_number import whole_number
 
 __all__ = ["RunIdentity", "parse_resource_attributes", "resolve_run_identity", "run_attempt"]
 
@@ -122,8 +123,15 @@ _RULES: Final[tuple[tuple[str, Callable[[Mapping[str, str]], str]], ...]] = (
 )
 
 
+#: So that the product of two is still a 64-bit attribute.
+_MOST_RESTARTS: Final = 10**9
+
+
 def run_attempt(environ: Mapping[str, str]) -> int:
-    """Restarts of the run before this one, from the counts of Slurm and torchelastic."""
+    """Restarts of the run before this one, from the counts of Slurm and torchelastic.
+
+    A count that is no number, or larger than 10**9, counts as 0.
+    """
     # A requeue by Slurm starts torchelastic's own count anew: both together must still grow.
     slurm = _count(environ, "SLURM_RESTART_COUNT")
     elastic = _count(environ, "TORCHELASTIC_RESTART_COUNT")
@@ -132,5 +140,4 @@ def run_attempt(environ: Mapping[str, str]) -> int:
 
 
 def _count(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name, "").strip()
-    return int(text) if text.isdigit() else 0
+    return whole_number(environ.get(name, ""), largest=_MOST_RESTARTS) or 0

@@ -26,6 +26,7 @@ from lens_core.telemetry.journal.opening import open_regular
 from lens_core.telemetry.journal.process import ProcessIdentity
 from lens_core.telemetry.journal.reader import JournalError, JournalImage, read_journal
 from lens_core.telemetry.journal.spill import SPILL_SUFFIX, SpillReader
+from lens_core.whole_number import whole_number
 
 __all__ = ["Family", "Left", "find_families", "remove_unfinished", "shipped_bytes", "shipped_path"]
 
@@ -213,7 +214,7 @@ def shipped_path(spill: Path) -> Path:
 def shipped_bytes(spill: Path) -> int:
     """How much of a spill file has been shipped."""
     try:
-        text = shipped_path(spill).read_text().strip()
+        text = shipped_path(spill).read_text(errors="replace")
     except OSError:
         return 0
-    return int(text) if text.isdigit() else 0
+    return whole_number(text) or 0
