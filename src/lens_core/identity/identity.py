@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from opentelemetry.util.types import AttributeValue
 from lens_core.errors import ConfigError
 from lens_core.identity.derive import Deriver
 from lens_core.identity.mesh import MeshCoordinates
+from lens_core.identity.occurrences import Occurrences
 from lens_core.identity.run_key import RunKey, random_run_key, run_key_from_environment
 from lens_core.incidents import incidents
 from lens_core.semconv import LENS_PEER_RANK
@@ -39,6 +41,9 @@ class Identity:
         participants: Ranks that derive ids and start spans under them; ``None``: all. A rank that
             is not among them gets no links, because the spans would not exist.
         mesh: Coordinates of the ranks; put on links where given.
+
+    Raises:
+        TypeError: If a rank is not an integer.
     """
 
     def __init__(
@@ -53,14 +58,17 @@ class Identity:
         self.key: Final = key
         #: Whether the ranks agreed on the key, so that ids can be derived.
         self.derives: Final = key.agreed
-        self.rank: Final = rank
-        self.owner_rank: Final = owner_rank
-        self.participants: Final = None if participants is None else frozenset(participants)
+        # An integer of NumPy or torch reads differently, and would give other ids.
+        self.rank: Final = int(operator.index(rank))
+        self.owner_rank: Final = int(operator.index(owner_rank))
+        self.participants: Final = (
+            None if participants is None else frozenset(map(operator.index, participants))
+        )
         self.mesh: Final = mesh
         self.deriver: Final = Deriver(key)
         self._peers: dict[int, dict[str, AttributeValue]] = {}
         self._lock = threading.Lock()
-        self._steps: dict[str, _Occurrences] = {}
+        self._steps: dict[str, Occurrences] = {}
 
     def includes(self, rank: int) -> bool:
         """Whether a rank starts its spans under derived ids."""
@@ -80,12 +88,13 @@ class Identity:
         """How often this process opened this step before; it is part of the step's ids.
 
         A job that goes back to a checkpoint without a new process replays step numbers, on all
-        ranks alike; the count keeps the ids of the replayed steps apart from the first ones.
+        ranks alike; the count keeps the ids of the replayed steps apart from the first ones. A
+        rank that opens a step once more than the others has other ids for that step alone.
         """
         with self._lock:
             steps = self._steps.get(kind)
             if steps is None:
-                steps = self._steps[kind] = _Occurrences()
+                steps = self._steps[kind] = Occurrences()
             return steps.open(step)
 
     def occurrence(self, kind: str, step: int) -> int:
@@ -93,39 +102,6 @@ class Identity:
         with self._lock:
             steps = self._steps.get(kind)
             return 0 if steps is None else steps.last(step)
-
-
-class _Occurrences:
-    """Counts openings by step, in bounded memory."""
-
-    _KEPT: Final = 4096
-
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self._rounds = 0
-        self._forgotten_up_to = -1
-
-    def open(self, step: int) -> int:
-        count = self._counts.pop(step, None)
-        if count is None:
-            # Its count was forgotten: all ranks went back further than is kept. A new round keeps
-            # its ids apart, at 2**20 replays a round.
-            if step <= self._forgotten_up_to:
-                self._rounds += 1
-                self._forgotten_up_to = -1
-                self._counts.clear()
-            count = self._rounds << 20
-        else:
-            count += 1
-        self._counts[step] = count
-        if len(self._counts) > self._KEPT:
-            oldest = next(iter(self._counts))
-            del self._counts[oldest]
-            self._forgotten_up_to = max(self._forgotten_up_to, oldest)
-        return count
-
-    def last(self, step: int) -> int:
-        return self._counts.get(step, self._rounds << 20)
 
 
 @dataclass(frozen=True, slots=True)
