@@ -34,3 +34,28 @@ def test_resource_attributes_have_the_field_s_names():
 def test_ranks_must_fill_the_mesh(ranks):
     with pytest.raises(ConfigError):
         MeshCoordinates({"dp": 2, "tp": 2}, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"pp": 0}, {"pp": -2, "dp": -1}, {"pp": 2.0}, {"pp": "2"}, {"pp": None}, {1: 2}, [2, 2]],
+    ids=repr,
+)
+def test_sizes_are_integers_from_1_by_name(sizes):
+    with pytest.raises(ConfigError, match="by name"):
+        MeshCoordinates(sizes)
+
+
+@pytest.mark.parametrize("ranks", [[0.0, 1.0], ["0", "1"], [-1, 0], 2, [[0, 1]]], ids=repr)
+def test_ranks_are_integers_from_0(ranks):
+    with pytest.raises(ConfigError, match="ranks"):
+        MeshCoordinates({"pp": 2}, ranks)
+
+
+def test_ranks_and_sizes_of_other_libraries_are_plain_inside():
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    expected = MeshCoordinates({"pp": 2}, [4, 3]).of(3)
+    for ranks in (numpy.array([4, 3]), torch.tensor([4, 3]), iter([4, 3]), (numpy.int64(4), 3)):
+        coordinates = MeshCoordinates({"pp": numpy.int64(2)}, ranks).of(3)
+        assert coordinates == expected == {"pp": 1}
+        assert {type(value) for value in coordinates.values()} == {int}

@@ -72,3 +72,16 @@ def test_the_secret_is_not_shown_and_the_fingerprint_tells_keys_apart():
     assert repr(one.secret) not in repr(one)
     assert one.fingerprint() != other.fingerprint()
     assert not one.agreed
+
+
+@pytest.mark.parametrize("secret", ["a" * 32, list(range(32)), None], ids=["str", "list", "None"])
+def test_a_secret_that_is_no_bytes_is_refused_and_not_shown(secret):
+    with pytest.raises(ConfigError, match="bytes") as caught:
+        RunKey(secret)
+    assert "aaaa" not in str(caught.value)
+
+
+@pytest.mark.parametrize("attempt", [1.0, "1", None])
+def test_an_attempt_that_is_no_integer_is_refused(attempt):
+    with pytest.raises(ConfigError, match="attempt"):
+        RunKey(bytes(16), attempt)

@@ -17,8 +17,19 @@ from lens_core.identity.run_key import RunKey
 __all__ = ["Deriver", "HopId"]
 
 
-class HopId(NamedTuple):
+class _Hop(NamedTuple):
+    kind: str
+    source: int
+    destination: int
+    sequence: int
+    group: str = ""
+    repeat: int = 0
+
+
+class HopId(_Hop):
     """What both ends of a hop know without a message.
+
+    Its numbers are plain integers, also where those of NumPy or torch were given.
 
     Attributes:
         kind: What is moved, such as ``"forward"`` or ``"backward"``.
@@ -27,14 +38,28 @@ class HopId(NamedTuple):
         sequence: Microbatch, or the count of such hops between the two.
         group: Tells groups, schedules or model chunks apart that share the numbers.
         repeat: How often these two did exactly this hop before, in the same step.
+
+    Raises:
+        TypeError: If a number is not an integer.
     """
 
-    kind: str
-    source: int
-    destination: int
-    sequence: int
-    group: str = ""
-    repeat: int = 0
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        kind: str,
+        source: int,
+        destination: int,
+        sequence: int,
+        group: str = "",
+        repeat: int = 0,
+    ) -> HopId:
+        """The same hop, whatever kind of integers its numbers are."""
+        # Most are plain, and many are made: one for each send and receive.
+        if not (type(source) is type(destination) is type(sequence) is type(repeat) is int):
+            source, destination = int(operator.index(source)), int(operator.index(destination))
+            sequence, repeat = int(operator.index(sequence)), int(operator.index(repeat))
+        return tuple.__new__(cls, (kind, source, destination, sequence, group, repeat))
 
 
 class Deriver:
@@ -47,8 +72,11 @@ class Deriver:
     __slots__ = ("_base",)
 
     def __init__(self, key: RunKey) -> None:
-        self._base = hashlib.blake2b(key=key.secret[:64], digest_size=24, person=b"lens ids v1")
-        self._base.update(repr(operator.index(key.attempt)).encode() + b"\0")
+        secret = key.secret
+        if len(secret) > hashlib.blake2b.MAX_KEY_SIZE:  # all of it counts, not its beginning
+            secret = hashlib.blake2b(secret, digest_size=64, person=b"lens long key").digest()
+        self._base = hashlib.blake2b(key=secret, digest_size=24, person=b"lens ids v1")
+        self._base.update(repr(key.attempt).encode() + b"\0")
 
     def under(self, *parts: int | str) -> Deriver:
         """Ids that depend on these parts too; derives faster than naming them each time."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from opentelemetry.util.types import AttributeValue
@@ -30,15 +31,16 @@ class MeshCoordinates:
         ranks: Global ranks in row-major order of the mesh; ``0, 1, 2, ...`` if not given.
 
     Raises:
-        ConfigError: If the ranks are not as many as the mesh has places, or one comes twice.
+        ConfigError: If a size is not an integer from 1, a name is not a string, or the ranks are
+            not integers from 0, not as many as the mesh has places, or one comes twice.
     """
 
-    def __init__(self, sizes: Mapping[str, int], ranks: Sequence[int] | None = None) -> None:
-        places = math.prod(sizes.values())
-        order = range(places) if ranks is None else ranks
+    def __init__(self, sizes: Mapping[str, int], ranks: Iterable[int] | None = None) -> None:
+        self.sizes: Final = _sizes(sizes)
+        places = math.prod(self.sizes.values())
+        order: Sequence[int] = range(places) if ranks is None else _ranks(ranks)
         if len(order) != places or len(set(order)) != places:
             raise ConfigError("ranks", list(order), f"{places} different ranks")
-        self.sizes: Final = dict(sizes)
         self._place = {rank: place for place, rank in enumerate(order)}
 
     def of(self, rank: int) -> dict[str, int]:
@@ -67,3 +69,28 @@ class MeshCoordinates:
     def link_attributes(self, peer: int) -> dict[str, AttributeValue]:
         """The peer's coordinates for a link: ``lens.peer.pp``, ``lens.peer.dp``, ..."""
         return {f"lens.peer.{name}": value for name, value in self.of(peer).items()}
+
+
+def _sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    allowed = 'the size of each dimension by name, integers from 1, such as {"pp": 4, "dp": 8}'
+    if not isinstance(sizes, Mapping) or not all(isinstance(name, str) for name in sizes):
+        raise ConfigError("sizes", sizes, allowed)
+    try:
+        plain = {name: int(operator.index(size)) for name, size in sizes.items()}
+    except TypeError:
+        raise ConfigError("sizes", dict(sizes), allowed) from None
+    if any(size < 1 for size in plain.values()):
+        raise ConfigError("sizes", dict(sizes), allowed)
+    return plain
+
+
+def _ranks(ranks: Iterable[int]) -> list[int]:
+    """As plain integers: those of a tensor are equal to no other, and found in no mapping."""
+    allowed = "global ranks, integers from 0, such as mesh.flatten().tolist()"
+    try:
+        plain = [int(operator.index(rank)) for rank in ranks]
+    except TypeError:
+        raise ConfigError("ranks", ranks, allowed) from None
+    if any(rank < 0 for rank in plain):
+        raise ConfigError("ranks", plain, allowed)
+    return plain

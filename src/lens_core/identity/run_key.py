@@ -8,6 +8,7 @@ a restart that replays steps would otherwise repeat the ids of the first attempt
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import re
 from collections.abc import Mapping
@@ -42,6 +43,9 @@ class RunKey:
         source: Where the secret came from: the name of an environment variable, ``"store"``,
             ``"caller"`` or ``"random"``.
         agreed: Whether the other ranks have the same key. Without agreement nothing is derived.
+
+    Raises:
+        ConfigError: If the secret is not 16 bytes or more, or the attempt is no integer from 0.
     """
 
     secret: bytes = field(repr=False)
@@ -50,10 +54,19 @@ class RunKey:
     agreed: bool = True
 
     def __post_init__(self) -> None:
+        given: object = self.secret
+        if not isinstance(given, bytes):
+            allowed = "bytes, as of bytes.fromhex(text)"
+            raise ConfigError("secret", f"<{type(given).__name__}>", allowed)
         if len(self.secret) < _MIN_SECRET_BYTES:
             raise ConfigError("secret", f"<{len(self.secret)} bytes>", "at least 16 bytes")
-        if self.attempt < 0:
+        try:
+            attempt = int(operator.index(self.attempt))
+        except TypeError:
+            attempt = -1
+        if attempt < 0:
             raise ConfigError("attempt", self.attempt, "an integer that is not negative")
+        object.__setattr__(self, "attempt", attempt)  # also of NumPy: both ends read it alike
 
     def fingerprint(self) -> str:
         """Eight hexadecimal digits that tell two keys apart and give neither away."""
