@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Final
 
 from lens_contrib.agreement import Facts, KeyStore, agree, group_store
 from lens_contrib.pipelining.wire import WIRE_VERSION
@@ -19,9 +18,6 @@ except ImportError as error:
 
 __all__ = ["shake_hands"]
 
-#: Handshakes of this process so far: a topic is used once, all ranks count alike.
-_handshakes: Final = itertools.count()
-
 
 def shake_hands(
     pipeline: str,
@@ -32,14 +28,17 @@ def shake_hands(
 ) -> None:
     """Return only if every rank of the group adds the same frames to this pipeline.
 
-    Through the group's store, with one verdict for all (:mod:`lens_contrib.agreement`).
+    Through the group's store, with one verdict for all (:mod:`lens_contrib.agreement`). After a
+    refusal all ranks may try again, also those that had missed it: which attempt it is, is not
+    counted in each process, but read off the store.
 
     Raises:
         AgreementError: If a rank did not come by the deadline, or differs in version, capacity,
             torch release or pipeline; on every rank that did come. Nothing was changed.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    topic = f"pipelining/{next(_handshakes)}"
+    shared = group_store(group, timeout_s=timeout_s) if store is None else store
+    topic = _open_topic(shared, rank)
     mine: Facts = {
         "pipeline": pipeline,
         "wire version": WIRE_VERSION,
@@ -47,7 +46,7 @@ def shake_hands(
         "torch": ".".join(torch.__version__.split(".")[:2]),
     }
     verdict = agree(
-        group_store(group, timeout_s=timeout_s) if store is None else store,
+        shared,
         topic,
         rank=rank,
         world_size=world_size,
@@ -58,6 +57,25 @@ def shake_hands(
     problem = verdict.get("refused")
     if problem != "":
         raise AgreementError(topic, rank, str(problem))
+
+
+def _open_topic(store: KeyStore, rank: int) -> str:
+    """The first handshake of the group that has no verdict yet.
+
+    One that has a verdict is over, for a rank that missed it too: the verdict is not about what
+    that rank does now. So all ranks come to the same one, however often each has tried.
+
+    Raises:
+        AgreementError: If the store failed.
+    """
+    try:
+        for number in itertools.count():
+            topic = f"pipelining/{number}"
+            if not store.check([f"lens/{topic}/verdict"]):
+                break
+    except RuntimeError as error:
+        raise AgreementError("pipelining", rank, f"{type(error).__name__}: {error}") from error
+    return topic
 
 
 def _problem(reports: Mapping[int, Facts], world_size: int) -> str:
