@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal
+from weakref import ref
 
 from opentelemetry.trace import Tracer
 
 from lens_contrib.pipelining.handshake import shake_hands
-from lens_contrib.pipelining.layout import layout_of
+from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
+from lens_contrib.pipelining.layout import current_layout, pipeline_key
+from lens_contrib.pipelining.registry import pipeline_of
 from lens_contrib.pipelining.stage import StageHooks
 from lens_contrib.pipelining.step import PipelineTrace
 from lens_contrib.pipelining.wire import Wire
@@ -40,39 +43,38 @@ __all__ = [
 SUPPORTED_TORCH: Final = ((2, 13), (2, 14))
 
 _Pipeline = PipelineScheduleSingle | PipelineScheduleMulti | _PipelineStageBase
-_ABSENT: Final = object()
-_numbers: Final = itertools.count()
-#: Where a schedule or stage keeps its instrumentation: on itself, so that neither outlives the
-#: other.
-_KEPT_AS: Final = "_lens_instrumentation"
 
 
-class Instrumentation:
+class Instrumentation(LeftOutOfCopies):
     """What :func:`instrument_pipelining` installed; also a context manager that removes it."""
 
-    def __init__(
-        self,
-        targets: Sequence[_Pipeline],
-        hooks: Sequence[StageHooks],
-        restore: Callable[[], None],
-    ) -> None:
-        self._targets = list(targets)
-        self._hooks = list(hooks)
-        self._restore = restore
+    def __init__(self, target: _Pipeline, stages: Sequence[StageHooks]) -> None:
+        self._stages = list(stages)
+        self._schedule: _Pipeline | None = None
+        self._hooks: list[Hook] = []
+        for hooks in self._stages:
+            hooks.users.append(self)
+        if not isinstance(target, _PipelineStageBase):
+            self._schedule = target
+            self._hooks = [_hook_step(target, self._stages[0].trace), hook_copying(target)]
+            setattr(target, KEPT_AS, self)
 
     def uninstrument(self) -> None:
         """Put everything back as it was. A second call does nothing.
 
+        A wrapper that the user has put around a method since then stays where it is. Stages on
+        which another instrumented schedule runs stay traced until that is uninstrumented too.
+
         Not between two steps of one rank alone where frames are sent: with ``links="wire"`` every
         rank of the pipeline must do it at the same step.
         """
-        targets, self._targets = self._targets, []
-        if targets:
-            for target in targets:
-                delattr(target, _KEPT_AS)
-            for hooks in self._hooks:
-                hooks.remove()
-            self._restore()
+        for hook in self._hooks:
+            hook.remove()
+        for hooks in self._stages:
+            hooks.release(self)
+        if self._schedule is not None:
+            delattr(self._schedule, KEPT_AS)
+        self._hooks, self._stages, self._schedule = [], [], None
 
     def __enter__(self) -> Instrumentation:
         return self
@@ -110,17 +112,24 @@ def instrument_pipelining(
     ``step_span`` the spans are in the step's trace; outside, each call of ``schedule.step`` opens a
     step of its own.
 
+    A second schedule on the same stages, such as one for evaluation, may be instrumented too; it
+    belongs to the same pipeline. Copies of what is instrumented are not: deep copies, pickles and
+    ``torch.save`` have the plain schedule or stage.
+
     Args:
-        schedule_or_stage: A schedule; or a single stage, whose schedule is then left alone.
+        schedule_or_stage: A schedule; or a single stage, whose schedule is then left alone. Of a
+            rank with several stages each can be handed over in its turn.
         links: How a recv finds its sender.
-        name: Name of the pipeline, the same on all of its ranks; a count if not given.
-        tracer: Starts the spans; that of the telemetry set up here if not given.
+        name: Name of the pipeline, the same on all of its ranks; if not given, it is counted among
+            the pipelines of its group.
+        tracer: Starts the spans; that of the telemetry set up here if not given. Stages of one
+            pipeline share the first one's.
         timeout_s: Deadline of the handshake of ``links="wire"``.
 
     Raises:
         ConfigError: If ``links`` is neither.
-        SetupError: If this torch is not supported, the object is no schedule or stage, or it is
-            instrumented already.
+        SetupError: If this torch is not supported, the object is no schedule or stage, it is
+            instrumented already, or its stages are, in another way.
         AgreementError: With ``links="wire"``, if not every rank of the pipeline takes part, or
             they differ; raised on all of them, and nothing was changed.
     """
@@ -128,31 +137,41 @@ def instrument_pipelining(
         raise ConfigError("links", links, "'derived' or 'wire'")
     check_torch(torch.__version__)
     stages, is_schedule = _stages(schedule_or_stage)
-    targets = list(dict.fromkeys((schedule_or_stage, *stages)))
-    if any(_installed_on(target) is not None for target in targets):
+    if _installed_on(schedule_or_stage) is not None:
         raise SetupError("this schedule is instrumented already; uninstrument it first")
-    pipeline = name or f"pipeline{next(_numbers)}"
+    hooked = [vars(stage).get(KEPT_AS) for stage in stages]
+    traced: list[StageHooks] = [hooks for hooks in hooked if hooks is not None]
+    if traced:
+        _check_same(traced, len(stages), links, name, tracer)
+        return Instrumentation(schedule_or_stage, traced)
+    pipeline = pipeline_of(stages, name, is_alone=not is_schedule)
     if links == "wire":
-        shake_hands(pipeline, stages[0].group, timeout_s=timeout_s)
-    shared = PipelineTrace(
-        pipeline,
-        layout_of(stages[0]),
-        span_tracer.tracer if tracer is None else tracer,
-        Wire() if links == "wire" else None,
-    )
-    hooks = [StageHooks(stage, shared, alone=not is_schedule) for stage in stages]
-    restore = _hook_step(schedule_or_stage, shared) if is_schedule else _nothing
-    installed = Instrumentation(targets, hooks, restore)
-    for target in targets:
-        setattr(target, _KEPT_AS, installed)
-    return installed
+        shake_hands(pipeline.name, stages[0].group, timeout_s=timeout_s)
+    shared = None if pipeline.trace is None else pipeline.trace()
+    if shared is None or not _joins(shared, stages, links):
+        shared = PipelineTrace(
+            pipeline.name,
+            pipeline_key(pipeline.name, pipeline.members),
+            pipeline.calls,
+            partial(current_layout, stages[0]),
+            span_tracer.tracer if tracer is None else tracer,
+            Wire() if links == "wire" else None,
+        )
+        pipeline.trace = ref(shared)
+    return Instrumentation(schedule_or_stage, [StageHooks(stage, shared) for stage in stages])
 
 
 def uninstrument_pipelining(schedule_or_stage: _Pipeline) -> None:
-    """Remove what :func:`instrument_pipelining` installed; nothing where it installed nothing."""
+    """Remove what :func:`instrument_pipelining` installed; nothing where it installed nothing.
+
+    Of a stage, all schedules that are instrumented on it are uninstrumented.
+    """
     installed = _installed_on(schedule_or_stage)
-    if installed is not None:
+    if isinstance(installed, Instrumentation):
         installed.uninstrument()
+    elif installed is not None:
+        for user in list(installed.users):
+            user.uninstrument()
 
 
 def check_torch(version: str) -> None:
@@ -171,9 +190,36 @@ def check_torch(version: str) -> None:
         )
 
 
-def _installed_on(target: _Pipeline) -> Instrumentation | None:
-    installed: Instrumentation | None = vars(target).get(_KEPT_AS)
+def _installed_on(target: object) -> Instrumentation | StageHooks | None:
+    installed: Instrumentation | StageHooks | None = getattr(target, "__dict__", {}).get(KEPT_AS)
     return installed
+
+
+def _joins(shared: PipelineTrace, stages: Sequence[_PipelineStageBase], links: str) -> bool:
+    """Whether stages that come now take part in what others of their pipeline share."""
+    taken, is_wire = shared.indices, shared.wire is not None
+    if not taken or is_wire != (links == "wire"):
+        return False
+    return taken.isdisjoint(stage.stage_index for stage in stages)
+
+
+def _check_same(
+    traced: Sequence[StageHooks], stages: int, links: str, name: str, tracer: Tracer | None
+) -> None:
+    """Refuse a schedule whose stages are instrumented, but not as it is to be."""
+    traces = {hooks.trace for hooks in traced}
+    if len(traced) < stages or len(traces) > 1:
+        raise SetupError(
+            "some stages of this schedule are instrumented already, and others are not, or "
+            "as another pipeline; uninstrument them first"
+        )
+    (shared,) = traces
+    used = "derived" if shared.wire is None else "wire"
+    if used != links or name not in ("", shared.name) or tracer not in (None, shared.tracer):
+        raise SetupError(
+            f"the stages of this schedule are instrumented already, with links={used!r} and "
+            f"name={shared.name!r}; use the same links, name and tracer, or uninstrument them first"
+        )
 
 
 def _stages(target: object) -> tuple[list[_PipelineStageBase], bool]:
@@ -189,24 +235,12 @@ def _stages(target: object) -> tuple[list[_PipelineStageBase], bool]:
     )
 
 
-def _hook_step(schedule: Any, shared: PipelineTrace) -> Callable[[], None]:
-    original = schedule.step
-    before = vars(schedule).get("step", _ABSENT)
+def _hook_step(schedule: _Pipeline, shared: PipelineTrace) -> Hook:
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            with shared.step():
+                return original(*args, **kwargs)
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        with shared.step():
-            return original(*args, **kwargs)
+        return step
 
-    schedule.step = step
-
-    def restore() -> None:
-        if before is _ABSENT:
-            del schedule.step
-        else:
-            schedule.step = before
-
-    return restore
-
-
-def _nothing() -> None:
-    """A stage that was instrumented alone: its schedule was not touched."""
+    return Hook(schedule, "step", around)

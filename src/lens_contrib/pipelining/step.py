@@ -1,16 +1,16 @@
-"""One call of a schedule on this rank: its step, its open spans, and whom they link to."""
+"""One run of a schedule on this rank: its step, its open spans, and whom they link to."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Final, ParamSpec, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanKind, Tracer
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.wire import Wire
@@ -35,6 +35,12 @@ _SENDS: Final = {"forward": "send_forward", "backward": "send_backward"}
 _RECVS: Final = {"forward": "recv_forward", "backward": "recv_backward"}
 #: Direction (``forward`` or ``backward``), stage, microbatch.
 Place = tuple[str, int, int]
+#: The stages that a stage's operations go to or come from, as far as it says so.
+Stages = Callable[[], Sequence[int]]
+#: Steps that a pipeline opens for itself are of this kind, with its key.
+_KIND: Final = "pipeline "
+#: Stage number of a peer that no stage is known to be on.
+_UNKNOWN: Final = -1
 
 
 def guarded(action: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -53,8 +59,6 @@ class _Frame:
     tensor: torch.Tensor
     pair: tuple[str, int, int]
     due: int
-    source: int
-    microbatch: int
 
 
 @dataclass(slots=True)
@@ -62,31 +66,58 @@ class _Receiving:
     """A recv whose payload the stage has not used yet."""
 
     span: Span
-    frame: _Frame | None
+    source: int
+    place: Place
+    frames: list[_Frame] = field(default_factory=list)
     ended_ns: int = 0
 
 
 class PipelineTrace:
-    """What the hooks of all stages of one schedule on this rank share.
+    """What the hooks of all stages of one pipeline on this rank share.
+
+    A *run* is one call of a schedule. It starts with the first thing that a stage does for it: a
+    call that raises before that, on one rank alone, is none. An instrumented schedule says where
+    its call begins and ends; any other schedule on the same stages shows itself by clearing the
+    state of each of them first.
 
     Args:
         name: Name of the pipeline, the same on all of its ranks.
-        layout: Places of its stages.
+        key: The same, and which ranks these are: no other pipeline has it.
+        calls: Numbers the runs of the pipeline.
+        layout: Gives the places of its stages as they are now.
         tracer: Starts the spans.
         wire: Sends and reads frames; ``None``: links are derived.
     """
 
-    def __init__(self, name: str, layout: Layout, tracer: Tracer, wire: Wire | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        key: str,
+        calls: Iterator[int],
+        layout: Callable[[Layout | None], Layout],
+        tracer: Tracer,
+        wire: Wire | None,
+    ) -> None:
         self.name: Final = name
-        self.layout: Final = layout
+        self.key: Final = key
         self.tracer: Final = tracer
-        self._wire = wire
-        self._calls = 0
+        self.wire: Final = wire
+        #: Indices of the stages that are hooked.
+        self.indices: set[int] = set()
+        self._current_layout = layout
+        self._layout = layout(None)
+        self._calls = calls
+        #: Where an instrumented schedule runs now: what has to be closed when it is done.
+        self._call: ExitStack | None = None
+        self._is_due = False
+        self._cleared: set[int] = set()
+        #: What ids are derived from: the step of the run; ``None`` outside a run.
         self._scope: StepScope | None = None
-        self._has_step_span = True
+        self._in_trace = False
         self._group = ""
-        #: What was current when the schedule started: the step, parent of all spans here.
+        #: What was current when the run started: the step, parent of all spans here.
         self.context = otel_context.get_current()
+        self._hops: set[tuple[str, Place, int]] = set()
         self._receiving: dict[Place, list[_Receiving]] = {}
         self._unread: list[_Receiving] = []
         self._computed: dict[Place, Span] = {}
@@ -94,58 +125,86 @@ class PipelineTrace:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A block in which the schedule runs once; opens a step where none is open."""
-        kind = f"pipeline {self.name}"
-        with (
-            nullcontext()
-            if current_step() is not None
-            else step_span(self._calls, name="pipeline.step", kind=kind, tracer=self.tracer)
-        ):
-            guarded(self.new_step)
+        """A block in which an instrumented schedule runs once."""
+        with ExitStack() as opened:
+            guarded(self._end_run)
+            self._call, self._is_due = opened, True
             try:
                 yield
             finally:
-                guarded(self.end_step)
+                self._call, self._is_due = None, False
+                guarded(self._end_run)
 
-    def new_step(self) -> None:
-        """The schedule starts to run once more."""
-        self.end_step()
+    def cleared(self, stage: int) -> None:
+        """A schedule has cleared the state of a stage, as it does once when it starts to run."""
+        if self._call is not None:
+            return
+        if not self._is_due and (self._scope is None or stage in self._cleared):
+            self._end_run()
+            self._is_due = True
+        self._cleared.add(stage)
+
+    def touched(self) -> None:
+        """A stage does something: if a run is due, this is where it starts."""
+        if self._is_due:
+            self._is_due = False
+            self._start_run()
+        elif self._call is None and self._scope is not None and self._scope.closed:
+            self._end_run()
+
+    def finish(self) -> None:
+        """The last hook was removed; a schedule that runs now ends its run itself."""
+        if self._call is None:
+            self._end_run()
+
+    def _start_run(self) -> None:
+        call, kind = next(self._calls), _KIND + self.key
         scope = current_step()
-        self._has_step_span = scope is not None
+        if scope is not None and scope.kind.startswith(_KIND):
+            scope = None  # another pipeline's own step, on another thread
+        if scope is None and self._call is not None:
+            step = step_span(call, name="pipeline.step", kind=kind, tracer=self.tracer)
+            self._call.enter_context(step)
+            scope = current_step()
         if scope is None:
-            # A stage that was instrumented alone, in a program that opens no steps.
-            who, kind = current_identity(), f"pipeline {self.name}"
-            scope = StepScope(who, kind, self._calls, who.open_step(kind, self._calls))
+            # Another schedule's run, in a program that opens no steps.
+            who = current_identity()
+            scope = StepScope(who, kind, call, who.open_step(kind, call))
             scope.sampled = is_sampled(self.tracer, scope.trace_id, kind)
             scope.owned = True
-        self._calls += 1
         # The schedule may run several times in one step; all ranks count alike.
-        call = scope.count(f"pipeline {self.name}")
-        self._group = f"{self.name}/{call}@{self.layout.first_rank}"
+        self._group = f"{self.key}/{scope.count(kind)}"
+        self._layout = self._current_layout(self._layout)
         self.context = otel_context.get_current()
-        self._scope = scope if scope.identity.derives else None
+        local = trace.get_current_span(self.context).get_span_context()
+        self._in_trace = local.trace_id == scope.trace_id
+        self._scope = scope
 
-    def end_step(self) -> None:
-        """The schedule has run: nothing of it stays open."""
+    def _end_run(self) -> None:
         for record in self._unread:
-            self._finish(record)
+            guarded(self._finish, record)
         for records in self._receiving.values():  # left over where the schedule raised
             for record in records:
-                record.span.end()
-        self._unread.clear()
-        self._receiving.clear()
-        self._computed.clear()
-        self._local.clear()
-        if self._wire is not None:
-            self._wire.new_step()
+                guarded(record.span.end)
+        for kept in (self._unread, self._receiving, self._computed, self._local):
+            kept.clear()
+        self._hops.clear()
+        self._cleared.clear()
+        self._scope = None
+        self._in_trace = False
+        if self.wire is not None:
+            self.wire.new_step()
 
     def begin(self, name: str, place: Place) -> Span:
         """A stage uses its input: what was received is done, and its computation's span starts.
 
         The span is linked to where the input came from, if that is on this rank.
         """
-        if place in self._receiving:
-            self._arrived(place)
+        self.touched()
+        if self._scope is None:  # driven by hand
+            self.context = otel_context.get_current()
+        for record in self._receiving.pop(place, ()):
+            guarded(self._arrived, record)
         link = self._local.pop(place, None)
         attributes = {LENS_STAGE: place[1], LENS_MICROBATCH: place[2]}
         span = self._start(name, SpanKind.INTERNAL, attributes, link)
@@ -158,82 +217,153 @@ class PipelineTrace:
         computed = self._computed.get((direction, source, microbatch))
         context = trace.INVALID_SPAN_CONTEXT if computed is None else computed.get_span_context()
         if context.is_valid:
-            identity = current_identity() if self._scope is None else self._scope.identity
-            attributes = self.layout.link_attributes(identity, source, microbatch, direction)
-            self._local[destination] = Link(context, attributes)
+            self._local[destination] = self._link(context, source, microbatch, direction)
 
-    def send(self, place: Place, destinations: list[int], ops: list[dist.P2POp]) -> None:
-        """A stage is about to send: a span for each hop, and its frame where frames are sent.
+    def send(
+        self, place: Place | None, stages: Stages, neighbour: int, ops: Sequence[dist.P2POp]
+    ) -> Sequence[dist.P2POp]:
+        """What a stage must send: the same, or with a frame after each payload.
 
-        The frame is added whatever becomes of the span: the peer has posted a receive for it.
+        A span for each hop. Frames are added whatever becomes of spans: the peer expects them.
+
+        Args:
+            place: Where the stage is; ``None`` where its microbatch is not known.
+            stages: Whom the operations go to, in their order.
+            neighbour: The stage that they go to where ``stages`` does not say.
+            ops: The operations, at least one.
         """
-        direction, stage, _ = place
-        for destination in destinations:
-            span = guarded(self._start_send, place, destination) or trace.INVALID_SPAN
-            guarded(span.end)  # it marks the moment of sending; the recv shows the waiting
-            if self._wire is not None:
-                like = _to(ops, self.layout.rank_of[destination])
-                if like is not None:
-                    ops.append(self._wire.send_op(like, (direction, stage, destination), span))
+        spans: Mapping[int, Span] = {}
+        peers: Sequence[int] = ()
+        if place is not None:
+            peers = guarded(self._peers, stages, neighbour, ops) or ()
+            spans = {
+                peer: guarded(self._sent, place, peer) or trace.INVALID_SPAN
+                for peer in dict.fromkeys(peers)
+                if peer != _UNKNOWN
+            }
+        return ops if self.wire is None else self._framed(place, ops, peers, spans, {})
 
-    def receive(self, place: Place, sources: list[int], ops: list[dist.P2POp]) -> None:
-        """A stage is about to receive: a span for each hop, open until the payload is used.
+    def receive(
+        self, place: Place | None, stages: Stages, neighbour: int, ops: Sequence[dist.P2POp]
+    ) -> Sequence[dist.P2POp]:
+        """What a stage must receive: the same, or with a frame after each payload.
 
-        The frame is received whatever becomes of the span: the peer sends one.
+        A span for each hop, open until the payload is used; for the rest see :meth:`send`.
         """
-        records = []
-        for source in sources:
-            frame = None
-            if self._wire is not None:
-                like = _to(ops, self.layout.rank_of[source])
-                if like is not None:
-                    pair = (place[0], source, place[1])
-                    op = self._wire.recv_op(like)
-                    ops.append(op)
-                    frame = _Frame(op.tensor, pair, self._wire.due(pair), source, place[2])
-            span = guarded(self._start_recv, place, source) or trace.INVALID_SPAN
-            records.append(_Receiving(span, frame))
-        self._receiving[place] = records
+        records: dict[int, _Receiving] = {}
+        peers: Sequence[int] = ()
+        if place is not None:
+            peers = guarded(self._peers, stages, neighbour, ops) or ()
+            for peer in dict.fromkeys(peers):
+                if peer != _UNKNOWN:
+                    span = guarded(self._start_recv, place, peer) or trace.INVALID_SPAN
+                    records[peer] = _Receiving(span, peer, place)
+            for record in self._receiving.pop(place, ()):  # posted before, and never used
+                guarded(record.span.end)
+            self._receiving[place] = list(records.values())
+        return ops if self.wire is None else self._framed(place, ops, peers, {}, records)
 
-    def _arrived(self, place: Place) -> None:
-        for record in self._receiving.pop(place):
-            frame = record.frame
-            if frame is None:
-                record.span.end()
-            elif frame.tensor.device.type == "cpu":
-                self._finish(record)
+    def _framed(
+        self,
+        place: Place | None,
+        ops: Sequence[dist.P2POp],
+        peers: Sequence[int],
+        spans: Mapping[int, Span],
+        records: Mapping[int, _Receiving],
+    ) -> list[dist.P2POp]:
+        """The operations, each with its frame: in a new list, for theirs may be kept."""
+        wire = self.wire
+        framed: list[dist.P2POp] = []
+        for index, op in enumerate(ops):
+            framed.append(op)
+            if wire is None or not isinstance(op, dist.P2POp):
+                continue
+            peer = peers[index] if index < len(peers) else _UNKNOWN
+            direction, stage = ("", _UNKNOWN) if place is None else place[:2]
+            if op.op is dist.isend:
+                span = spans.get(peer, trace.INVALID_SPAN)
+                framed.append(wire.send_op(op, (direction, stage, peer), span))
             else:
-                # Reading it would wait for the device in the middle of the schedule.
-                record.ended_ns = time.time_ns()
-                self._unread.append(record)
+                pair = (direction, peer, stage)
+                receiving = wire.recv_op(op)
+                framed.append(receiving)
+                record, due = records.get(peer), wire.due(pair)
+                if record is not None:
+                    record.frames.append(_Frame(receiving.tensor, pair, due))
+        return framed
+
+    def _peers(self, stages: Stages, neighbour: int, ops: Sequence[dist.P2POp]) -> list[int]:
+        """The stage at the other end of each operation."""
+        self.touched()
+        try:
+            named = list(stages())
+        except (LookupError, TypeError, AttributeError):
+            named = []  # a stage with buffers of its own keeps no record of whom they are for
+        is_on = self._layout.is_on
+        if len(named) == len(ops) and all(map(is_on, named, (op.peer for op in ops))):
+            return named
+        named.append(neighbour)
+        return [next((s for s in named if is_on(s, op.peer)), _UNKNOWN) for op in ops]
+
+    def _arrived(self, record: _Receiving) -> None:
+        if not record.frames:
+            record.span.end()
+        elif record.frames[0].tensor.device.type == "cpu":
+            self._finish(record)
+        else:
+            # Reading it would wait for the device in the middle of the schedule.
+            record.ended_ns = time.time_ns()
+            self._unread.append(record)
 
     def _finish(self, record: _Receiving) -> None:
-        frame = record.frame
-        if frame is not None and self._wire is not None:
-            sender = self._wire.read(frame.tensor, frame.pair, frame.due)
-            context = trace.get_current_span(sender).get_span_context()
-            if context.is_valid:
-                identity = current_identity() if self._scope is None else self._scope.identity
-                attributes = self.layout.link_attributes(
-                    identity, frame.source, frame.microbatch, frame.pair[0]
-                )
-                record.span.add_link(context, attributes)
-            record.span.set_attribute(LENS_CARRIER, "ok" if context.is_valid else "absent")
+        if self.wire is not None and record.frames:
+            sender = trace.INVALID_SPAN_CONTEXT
+            for frame in record.frames:
+                read = trace.get_current_span(self.wire.read(frame.tensor, frame.pair, frame.due))
+                sender = sender if sender.is_valid else read.get_span_context()
+            if sender.is_valid:
+                direction, _, microbatch = record.place
+                link = self._link(sender, record.source, microbatch, direction)
+                record.span.add_link(link.context, link.attributes)
+            record.span.set_attribute(LENS_CARRIER, "ok" if sender.is_valid else "absent")
         record.span.end(record.ended_ns or None)
+
+    def _link(self, context: SpanContext, source: int, microbatch: int, direction: str) -> Link:
+        identity = current_identity() if self._scope is None else self._scope.identity
+        return Link(context, self._layout.link_attributes(identity, source, microbatch, direction))
+
+    def _deriving(self, end: str, place: Place, peer: int) -> StepScope | None:
+        """The step that this end of a hop is derived from; ``None`` where its id is not derived.
+
+        What comes once more in a run is not part of it: an id is for one span.
+        """
+        scope = self._scope
+        if self.wire is not None or scope is None or not scope.identity.derives:
+            return None
+        hop = (end, place, peer)
+        if hop in self._hops:
+            return None
+        self._hops.add(hop)
+        return scope
+
+    def _sent(self, place: Place, destination: int) -> Span:
+        span = self._start_send(place, destination)
+        guarded(span.end)  # it marks the moment of sending; the recv shows the waiting
+        return span
 
     def _start_send(self, place: Place, destination: int) -> Span:
         direction, stage, microbatch = place
-        name, scope = _SENDS[direction], self._scope
+        name, scope = _SENDS[direction], self._deriving("send", place, destination)
         attributes = {
             LENS_STAGE: stage,
             LENS_MICROBATCH: microbatch,
             LENS_PEER_STAGE: destination,
         }
-        if self._wire is not None or scope is None or not scope.owned:
+        if scope is None or not scope.owned:
             return self._start(name, SpanKind.PRODUCER, attributes, None)
         hop = HopId(direction, stage, destination, microbatch, self._group)
         span_id = scope.hop_span_id(hop)
-        if self._has_step_span:
+        if self._in_trace:
             return start_owned_child(
                 self.tracer, name, span_id, self.context, SpanKind.PRODUCER, attributes
             )
@@ -250,7 +380,7 @@ class PipelineTrace:
 
     def _start_recv(self, place: Place, source: int) -> Span:
         direction, stage, microbatch = place
-        link = None if self._wire is not None else self._derived_link(place, source)
+        link = None if self.wire is not None else self._derived_link(place, source)
         attributes = {LENS_STAGE: stage, LENS_MICROBATCH: microbatch, LENS_PEER_STAGE: source}
         return self._start(_RECVS[direction], SpanKind.CONSUMER, attributes, link)
 
@@ -258,15 +388,18 @@ class PipelineTrace:
         self, name: str, kind: SpanKind, attributes: Mapping[str, int], link: Link | None
     ) -> Span:
         links = () if link is None else (link,)
-        if self._has_step_span or self._scope is None:
+        scope = self._scope
+        if self._in_trace or scope is None or not scope.owned or not scope.identity.derives:
+            context = otel_context.get_current() if scope is None else self.context
             return self.tracer.start_span(
-                name, self.context, kind, attributes, links, None, False, False
+                name, context, kind, attributes, links, None, False, False
             )
-        # No span of the step to be a child of: a root, but in the trace of the step.
+        # The span that is current is none of the step's: in the trace of the step all the same,
+        # with a link to it.
         span, _ = start_owned_span(
             self.tracer,
             name,
-            self._scope.trace_id,
+            scope.trace_id,
             0,
             context=self.context,
             links=links,
@@ -277,18 +410,14 @@ class PipelineTrace:
 
     def _derived_link(self, place: Place, source: int) -> Link | None:
         direction, stage, microbatch = place
-        scope = self._scope
-        if scope is None or not scope.identity.includes(self.layout.rank_of[source]):
+        scope = self._deriving("recv", place, source)
+        if scope is None or not scope.identity.includes(self._layout.rank_of[source]):
             incidents.record(
                 "link.missing",
                 f"stage {stage} cannot derive the id of stage {source}'s send",
-                todo="Call agree_run_key() on all ranks, after telemetry is set up there.",
+                todo="Call agree_run_key() on all ranks, after telemetry is set up there; a stage "
+                "that no schedule drives needs hop_span().",
             )
             return None
         hop = HopId(direction, source, stage, microbatch, self._group)
-        attributes = self.layout.link_attributes(scope.identity, source, microbatch, direction)
-        return Link(scope.hop_context(hop), attributes)
-
-
-def _to(ops: list[dist.P2POp], rank: int) -> dist.P2POp | None:
-    return next((op for op in ops if op.peer == rank), None)
+        return self._link(scope.hop_context(hop), source, microbatch, direction)

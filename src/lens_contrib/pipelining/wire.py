@@ -1,7 +1,8 @@
-"""Links by frames: one more operation per hop, after the payload, on both sides.
+"""Links by frames: each payload operation is followed by one more, on both sides.
 
-For contexts that cannot be derived. The number and size of operations never depends on whether
-this rank traces: once installed, a rank without a span sends a frame that says so.
+For contexts that cannot be derived. Where a frame goes depends on the payload operations alone, of
+which torch has to post the same on both ends; so both ends post the same frames, whatever either
+knows of stages, and whether or not it traces. A rank without a span sends a frame that says so.
 """
 
 from __future__ import annotations
@@ -76,12 +77,13 @@ class Wire:
             detach(token)
         tensor = frame_tensor(frame, like.tensor.device)
         self._alive.append(tensor)  # a work that nobody holds would let go of it too early
-        return dist.P2POp(dist.isend, tensor, like.peer, like.group)
+        return dist.P2POp(dist.isend, tensor, like.peer, like.group, like.tag)
 
     def recv_op(self, like: dist.P2POp) -> dist.P2POp:
         """The operation that receives a frame from where a payload operation comes."""
         tensor = torch.zeros(P2P_CAPACITY, dtype=torch.uint8, device=like.tensor.device)
-        return dist.P2POp(dist.irecv, tensor, like.peer, like.group)
+        self._alive.append(tensor)  # likewise
+        return dist.P2POp(dist.irecv, tensor, like.peer, like.group, like.tag)
 
     def due(self, pair: Pair) -> int:
         """The number of the frame whose receive is posted now; each call is one receive."""
