@@ -65,7 +65,8 @@ def agree_run_key(
 
     What is agreed too is who takes part: a rank whose tracer cannot start spans under derived ids
     (telemetry disabled there, or a provider with a generator of its own) is known to the others,
-    which then make no links to it.
+    which then make no links to it. So is one whose sampler takes no span, where others' take some;
+    samplers that differ are counted, as ``identity.sampler_differs``.
 
     A rank that gets no verdict by the deadline says so loudly (``identity.random``), uses random
     ids from then on and marks its spans ``lens.identity = random``. It does not raise and does not
@@ -96,11 +97,12 @@ def agree_run_key(
             f"run_key/{attempt}/{next(_agreements)}",
             rank=rank,
             world_size=world_size,
-            report={"derives": honours_derived_ids(used)},
+            report={"derives": honours_derived_ids(used), "sampler": _sampler(used)},
             judge=lambda reports: _judge(proposed, reports),
             timeout_s=timeout_s,
         )
         key, participants = _read(verdict, attempt, rank)
+        _tell_samplers(verdict)
     except LensError as error:
         incidents.record(
             "identity.random",
@@ -144,12 +146,41 @@ def _proposal(rank: int, attempt: int) -> RunKey:
 
 def _judge(key: RunKey, reports: Mapping[int, Facts]) -> Facts:
     """Rank 0's verdict: the key, and who starts spans under derived ids."""
+    deriving = sorted(rank for rank, report in reports.items() if report.get("derives"))
+    samplers = {rank: str(reports[rank].get("sampler", "")) for rank in deriving}
+    taking = [rank for rank in deriving if "AlwaysOffSampler" not in _root(samplers[rank])]
     return {
         "secret": key.secret.hex(),
         "source": key.source,
         "present": sorted(reports),
-        "deriving": sorted(rank for rank, report in reports.items() if report.get("derives")),
+        # Where no rank takes spans, none is missing.
+        "deriving": taking or deriving,
+        "other samplers": [r for r in deriving if samplers[r] != samplers[deriving[0]]],
     }
+
+
+def _sampler(tracer: Tracer) -> str:
+    """How the tracer's sampler describes itself; empty where it shows none."""
+    real = getattr(tracer, "_tracer", tracer) if type(tracer) is trace.ProxyTracer else tracer
+    try:
+        return str(getattr(real, "sampler").get_description())  # noqa: B009 - not of the API
+    except Exception:  # noqa: BLE001 - a foreign sampler may raise anything
+        return ""
+
+
+def _root(sampler: str) -> str:
+    """What decides on root spans, of the description of a sampler."""
+    return sampler.partition("remoteParentSampled")[0]
+
+
+def _tell_samplers(verdict: Facts) -> None:
+    if differing := verdict.get("other samplers"):
+        incidents.record(
+            "identity.sampler_differs",
+            f"the samplers of ranks {differing} are not that of the first rank",
+            todo="Set OTEL_TRACES_SAMPLER and its argument alike on all ranks: links to spans "
+            "that one of them does not sample lead nowhere.",
+        )
 
 
 def _read(verdict: Facts, attempt: int, rank: int) -> tuple[RunKey, frozenset[int]]:

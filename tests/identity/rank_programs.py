@@ -149,3 +149,21 @@ def agree_with_a_bad_key(rank, world_size, bad_rank):
     except ConfigError:
         return "ConfigError", {}
     return who.key.secret if who.derives else None, dict(incidents.counts())
+
+
+def agree_with_samplers(rank, world_size, samplers):
+    """Each rank has the sampler of its place; who takes part, and what was counted."""
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+    from opentelemetry.sdk.trace.sampling import TraceIdRatioBased as Ratio
+
+    from lens_contrib.run_key import agree_run_key
+
+    known = {
+        "on": ParentBased(ALWAYS_ON),
+        "off": ALWAYS_OFF,
+        "parent off": ParentBased(ALWAYS_OFF),
+        "half": ParentBased(Ratio(0.5)),
+    }
+    recording = Recording(id_generator=PrivateIdGenerator(), sampler=known[samplers[rank]])
+    who = agree_run_key(timeout_s=20, tracer=recording.tracer)
+    return sorted(who.participants), dict(incidents.counts())

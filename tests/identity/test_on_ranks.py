@@ -162,3 +162,19 @@ def test_a_bad_key_on_rank_0_is_an_error_there_and_random_ids_elsewhere():
     (error, _), (other, counts) = run_ranks(programs.agree_with_a_bad_key, 2, LONGEST_S, 0)
     assert (error, other) == ("ConfigError", None)
     assert counts == {"identity.random": 1}
+
+
+@pytest.mark.parametrize(
+    ("samplers", "participants", "kinds"),
+    [
+        (("on", "off"), [0], {"identity.sampler_differs", "identity.absent_ranks"}),
+        (("on", "parent off"), [0], {"identity.sampler_differs", "identity.absent_ranks"}),
+        (("on", "half"), [0, 1], {"identity.sampler_differs"}),
+        (("half", "half"), [0, 1], set()),
+        (("off", "off"), [0, 1], set()),
+    ],
+)
+def test_a_rank_whose_sampler_takes_no_span_is_not_linked_to(samplers, participants, kinds):
+    for seen, counts in run_ranks(programs.agree_with_samplers, 2, LONGEST_S, samplers):
+        assert seen == participants
+        assert set(counts) == kinds
