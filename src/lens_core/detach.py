@@ -17,11 +17,9 @@ def detach(token: Token[Context]) -> None:
     context than it began in. That is no mistake: an async generator that is left half-way is closed
     by the event loop, in a task of its own, where nothing has to be restored.
     """
-    kept: object = token
-    if not isinstance(kept, Token):  # kept elsewhere, as OTEL_PYTHON_CONTEXT says
-        otel_context.detach(token)
-        return
     try:
         token.var.reset(token)
     except (ValueError, RuntimeError):  # another context, or taken back already
         return
+    except AttributeError:  # kept elsewhere, as OTEL_PYTHON_CONTEXT says
+        otel_context.detach(token)
