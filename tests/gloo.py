@@ -4,8 +4,8 @@
 :func:`rank_outcomes` does the same where ranks are meant to fail. A test cannot hang: at the
 deadline every rank writes the stacks of all its threads and is killed, and the failure shows them.
 
-Ranks are forked from a server process that has torch imported and nothing else done, so that they
-inherit nothing of the test process and still start in a tenth of a second.
+Ranks are forked from a server process that has imported what takes long and done nothing else, so
+that they inherit nothing of the test process and still start in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ __all__ = ["Outcome", "RanksFailed", "rank_outcomes", "run_ranks"]
 
 #: One thread a rank: more would oversubscribe the cores, and hide what is being tested.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+#: What the server imports: seconds a rank otherwise. Nothing of this project, whose import each
+#: rank does for itself, as it would in a job.
+_PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.pipelining",
+    "opentelemetry.sdk.trace.export",
+    "msgpack",
+)
 #: Once one rank has failed, the others have this long to notice.
 _GRACE_S = 10.0
 
@@ -153,7 +162,7 @@ class _Job:
 
 def _fork_server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    context.set_forkserver_preload([*_PRELOADED])
     with _environment(_ONE_THREAD):
         forkserver.ensure_running()
     return context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,27 +11,45 @@ from pathlib import Path
 
 import pytest
 
+from tests.ahead import started
 from tests.ray.spans import read_spans
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
 
 
-def run_example(name, tmp_path, *arguments, timeout_s=90):
+def run_example(name, tmp_path, *arguments):
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, "--out", tmp_path, *arguments],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=170,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, read_spans(tmp_path)
 
 
-@pytest.mark.timeout(120)
-def test_words_is_one_trace_from_the_driver_to_all_workers(tmp_path):
-    printed, spans = run_example("words.py", tmp_path)
+@pytest.fixture(scope="module")
+def examples(request, tmp_path_factory):
+    works = {
+        "torch_trainer": (),
+        "reinforce": ("--steps", "3"),
+        "words": (),
+    }
+    works = {
+        name: functools.partial(
+            run_example, f"{name}.py", tmp_path_factory.mktemp(name), *arguments
+        )
+        for name, arguments in works.items()
+    }
+    with started(request, works, at_once=2) as running:
+        yield running
+
+
+@pytest.mark.timeout(300)
+def test_words_is_one_trace_from_the_driver_to_all_workers(examples):
+    printed, spans = examples["words"].result()
     (root,) = [span for span in spans if not span.parent_id]
     assert root.name == "count the topics"
     assert {span.trace_id for span in spans} == {root.trace_id}
@@ -46,10 +65,10 @@ def test_words_is_one_trace_from_the_driver_to_all_workers(tmp_path):
     assert "count_words  x6" in printed
 
 
-@pytest.mark.timeout(150)
-def test_reinforce_steps_are_traces_and_samples_link_to_their_policy(tmp_path):
+@pytest.mark.timeout(300)
+def test_reinforce_steps_are_traces_and_samples_link_to_their_policy(examples):
     pytest.importorskip("torch")
-    _, spans = run_example("reinforce.py", tmp_path, "--steps", "3", timeout_s=140)
+    _, spans = examples["reinforce"].result()
     by_id = {span.span_id: span for span in spans}
     steps = [span for span in spans if span.name == "step"]
     assert len(steps) == 3
@@ -75,11 +94,11 @@ def test_reinforce_steps_are_traces_and_samples_link_to_their_policy(tmp_path):
     assert all(span.parent_id in by_id for span in spans if span.parent_id)
 
 
-@pytest.mark.timeout(180)
-def test_torch_trainer_is_one_trace_from_the_driver_to_the_steps(tmp_path):
+@pytest.mark.timeout(300)
+def test_torch_trainer_is_one_trace_from_the_driver_to_the_steps(examples):
     pytest.importorskip("torch")
     pytest.importorskip("ray.train.torch", exc_type=ImportError)
-    _, spans = run_example("torch_trainer.py", tmp_path, timeout_s=170)
+    _, spans = examples["torch_trainer"].result()
     by_id = {span.span_id: span for span in spans}
     assert Counter(span.name for span in spans) == {
         "fit": 1,

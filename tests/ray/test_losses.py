@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import ray
 
 from lens_core.telemetry.journal.recovery import DirectorySink, recover
+from tests.ahead import started
 from tests.ray.losses import CALLS, SCENARIOS
 from tests.ray.spans import read_spans
 from tests.telemetry.harness import receiving, unused_endpoint
@@ -49,10 +51,25 @@ def run_scenario(name, tmp_path, address, **variables):
     )
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_every_ended_span_arrives_once(cluster, tmp_path, name):
-    done = run_scenario(name, tmp_path, ray.get_runtime_context().gcs_address)
+@pytest.fixture(scope="module")
+def on_own_clusters(request, tmp_path_factory):
+    folders = {name: tmp_path_factory.mktemp(name) for name in OWN_CLUSTER}
+    works = {
+        name: functools.partial(run_scenario, name, folder, None)
+        for name, folder in folders.items()
+    }
+    with started(request, works, at_once=2) as running:
+        yield folders, running
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", sorted(SCENARIOS, key=OWN_CLUSTER.__contains__))
+def test_every_ended_span_arrives_once(cluster, on_own_clusters, tmp_path, name):
+    if name in OWN_CLUSTER:
+        folders, running = on_own_clusters
+        tmp_path, done = folders[name], running[name].result()
+    else:
+        done = run_scenario(name, tmp_path, ray.get_runtime_context().gcs_address)
     assert done.returncode == (-signal.SIGKILL if name == "driver_is_killed" else 0), done.stderr
     written = [span for span in read_spans(tmp_path / name) if span.name.endswith("work")]
     assert len(written) == CALLS
