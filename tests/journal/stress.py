@@ -3,10 +3,10 @@
     python -m tests.journal.stress TRUTH THREADS DEATH AFTER_S [LIMIT]
 
 It writes into the file TRUTH, independently of all telemetry, which span ids it was about to use
-(``I``), and which spans it has really started (``S``) and ended (``E``). With DEATH other than
-``wait`` a thread of its own ends the process in that way after AFTER_S seconds; with LIMIT, each
-thread stops after so many spans and the process waits to be killed. LENS_TEST_PAUSE_S is a pause
-after every ten spans.
+(``I``), and which spans it has really started (``S``) and ended (``E``). One span is open all the
+time. With DEATH other than ``wait`` a thread of its own ends the process in that way after AFTER_S
+seconds; with LIMIT, each thread stops after so many spans and the process waits to be killed.
+LENS_TEST_PAUSE_S is a pause after every ten spans.
 """
 
 import ctypes
@@ -104,6 +104,7 @@ def main():
     ]
     if death != "wait":
         threading.Thread(target=die, args=(death, float(after_s)), daemon=True).start()
+    held = start(handle.tracer, truth, "held", None, 0)
     for worker in workers:
         worker.start()
     print("ready", flush=True)
@@ -111,6 +112,7 @@ def main():
         worker.join()
     print("done", flush=True)
     time.sleep(600)
+    end(truth, held)
 
 
 if __name__ == "__main__":
