@@ -93,7 +93,17 @@ def test_what_it_reads_is_what_decode_frame_reads():
         baggage.set_baggage("user", "u1", Context()),
         otel_context.set_value("other", 1, in_context()),
     ],
-    ids=str,
+    ids=[
+        "empty",
+        "no span",
+        "an invalid span",
+        "a trace state",
+        "no trace id",
+        "odd flags",
+        "a span and baggage",
+        "baggage",
+        "a span and more",
+    ],
 )
 def test_what_is_not_a_span_alone_is_left_to_the_propagator(context):
     assert written(context) is None

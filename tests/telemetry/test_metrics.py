@@ -237,7 +237,7 @@ class Broken:
         {"duration_s": "long"},
         {"attributes": {"a": [1, Broken()]}},
     ],
-    ids=repr,
+    ids=lambda bad: f"{next(iter(bad))} {type(next(iter(bad.values()))).__name__}",
 )
 def test_one_bad_value_does_not_cost_the_others(bad):
     reader = InMemoryMetricReader()

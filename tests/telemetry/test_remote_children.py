@@ -33,7 +33,9 @@ def provider_with(**settings):
     return provider.get_tracer("scope", "1"), exporter
 
 
-@pytest.mark.parametrize("sampler", [ALWAYS_ON, ParentBased(ALWAYS_OFF), None], ids=repr)
+@pytest.mark.parametrize(
+    "sampler", [ALWAYS_ON, ParentBased(ALWAYS_OFF), None], ids=["on", "parent based", "none"]
+)
 @pytest.mark.parametrize("flags", [1, 3])
 def test_it_equals_the_one_of_the_tracer(sampler, flags):
     tracer, exporter = provider_with(sampler=sampler)
