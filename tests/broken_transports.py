@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -178,6 +179,18 @@ class SharesABuffer(BytesTransport):
     def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
         self._buffer[:] = encode_frame(carrier, capacity=P2P_CAPACITY)
         return message + bytes(self._buffer)
+
+
+class SharesABufferUnderALock(SharesABuffer):
+    """Law 7, kept: one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
+        with self._lock:
+            return super().inject(message, carrier)
 
 
 class KeepsItInTheObject(BytesTransport):

@@ -7,7 +7,7 @@ import pytest
 from lens_core.errors import ConformanceError
 from lens_core.testing import HOP_LAWS, LAWS, check, check_all, check_records, plan, span_key
 from lens_core.testing.carriers import FULL, carrier_for
-from tests.broken_transports import BROKEN
+from tests.broken_transports import BROKEN, SharesABufferUnderALock
 from tests.reference_transport import bytes_case
 
 
@@ -25,6 +25,11 @@ def test_a_broken_transport_is_caught_by_the_law_it_breaks(law, make_case):
     with pytest.raises(ConformanceError) as caught:
         check(make_case(), law)
     assert caught.value.law == law
+
+
+def test_a_buffer_that_a_lock_guards_is_shared_well():
+    """And threads that wait for it do not make the law wait for ever."""
+    check(replace(bytes_case(), transport=SharesABufferUnderALock()), "no cross-talk")
 
 
 def test_there_is_a_broken_transport_for_every_law():

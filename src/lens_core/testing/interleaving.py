@@ -16,9 +16,44 @@ from typing import Any, Final
 
 __all__ = ["run_interleaved"]
 
-#: One step in so many gives the other threads a turn: at each step, a turn would be a rhythm.
-_ONE_IN: Final = 4
+#: After one step in so many another thread has its turn: after each step, turns would be a rhythm.
+_ONE_IN: Final = 8
+#: A thread goes on without its turn after this long at most: whoever has it may wait for a lock
+#: that this thread holds.
+_LONGEST_WAIT_S: Final = 0.005
+_SHORTEST_WAIT_S: Final = 0.00005
 _DEADLINE_S: Final = 60.0
+
+
+class _Turns:
+    """Which one of several threads runs. The system's own scheduler may never switch, or always.
+
+    Args:
+        threads: How many there are.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._gates = [threading.Event() for _ in range(threads)]
+        self._running = list(range(threads))
+        self._waits_s = [_LONGEST_WAIT_S] * threads
+
+    def pass_on(self, number: int, rng: random.Random) -> None:
+        """Let another thread run, until it is this one's turn again."""
+        others = [other for other in self._running if other != number]
+        if others:
+            gate = self._gates[number]
+            gate.clear()
+            self._gates[rng.choice(others)].set()
+            wait_s = self._waits_s[number]
+            # Shorter and shorter while it holds the lock that they wait for.
+            factor = 2.0 if gate.wait(wait_s) else 0.5
+            self._waits_s[number] = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait_s * factor))
+
+    def leave(self, number: int) -> None:
+        """A thread has ended; another one may go on."""
+        self._running.remove(number)
+        for other in self._running[:1]:
+            self._gates[other].set()
 
 
 def run_interleaved(works: Sequence[Callable[[], None]]) -> None:
@@ -30,6 +65,7 @@ def run_interleaved(works: Sequence[Callable[[], None]]) -> None:
     """
     raised: list[BaseException] = []
     together = threading.Barrier(len(works))
+    turns = _Turns(len(works))
 
     def run(number: int, work: Callable[[], None]) -> None:
         rng = random.Random(number)  # the same turns in every run
@@ -37,7 +73,7 @@ def run_interleaved(works: Sequence[Callable[[], None]]) -> None:
         def step(frame: FrameType, event: str, argument: Any) -> Any:
             frame.f_trace_opcodes = True
             if rng.randrange(_ONE_IN) == 0:
-                time.sleep(0)  # lets another thread run
+                turns.pass_on(number, rng)
             return step
 
         previous = sys.gettrace()
@@ -49,6 +85,7 @@ def run_interleaved(works: Sequence[Callable[[], None]]) -> None:
             raised.append(error)
         finally:
             sys.settrace(previous)
+            turns.leave(number)
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(works)]
     for thread in threads:
