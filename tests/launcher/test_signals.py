@@ -49,6 +49,7 @@ while True:
     print("stopped by", signal.Signals(os.WSTOPSIG(status)).name, flush=True)
     input()
     os.tcsetpgrp(0, job)
+    print("continued", flush=True)
     os.killpg(job, signal.SIGCONT)
 print("status", os.waitstatus_to_exitcode(status), flush=True)
 """
@@ -154,6 +155,22 @@ def test_stopped_and_continued_alone(tmp_path):
         assert process.wait(30) == -signal.SIGTERM
 
 
+def test_a_command_that_does_not_stop_goes_on(tmp_path):
+    code = """
+    import os, signal, sys
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    print("ready", flush=True)
+    print("read", sys.stdin.readline(), flush=True)
+    """
+    with terminal(tmp_path, code) as master:
+        read_until(master, "ready")
+        os.write(master, b"\x1a")
+        os.write(master, b"typed\n")
+        seen = read_until(master, "status 0")
+    assert "read typed" in seen
+    assert "stopped" not in seen
+
+
 @contextlib.contextmanager
 def terminal(directory, code):
     """The command in the foreground of a terminal of its own, with job control."""
@@ -202,7 +219,7 @@ def test_the_terminals_stop(tmp_path):
         os.write(master, b"\x1a")
         read_until(master, "stopped by SIGTSTP")
         os.write(master, b"\n")
-        time.sleep(0.5)
+        read_until(master, "continued")
         os.write(master, b"typed\n")
         seen = read_until(master, "status 5")
     assert "read typed" in seen

@@ -31,6 +31,8 @@ _SI_KERNEL: Final = 128
 _SAME_TIME_S: Final = 0.1
 #: What the witness saw this long ago belongs to another signal of that number.
 _LONG_AGO_NS: Final = 1_000_000_000
+#: A program may put its terminal in order before it stops.
+_STOPS_WITHIN_S: Final = 1.0
 #: A signal's number and the time, as the witness tells it.
 _SEEN: Final = struct.Struct("<Bq")
 #: Field of ``/proc/PID/stat`` after the command's closing bracket: where the arguments lie.
@@ -166,8 +168,25 @@ class Relay:
         # One that the command sent is not for the command.
         if not reached_all and info.si_pid != self._child:
             self.send(number)
-        if number == signal.SIGTSTP:
+        if number == signal.SIGTSTP and self._stops():
             stop()
+
+    def _stops(self) -> bool:
+        """Whether the command stops: first it, so that it reads nothing of a terminal in between.
+
+        It may ignore the signal, and then goes on.
+        """
+        deadline = time.monotonic() + _STOPS_WITHIN_S
+        stopped = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        while True:
+            try:
+                if os.waitid(os.P_PID, self._child, stopped) is not None:
+                    return True
+            except ChildProcessError:
+                return False
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.002)
 
     def send(self, number: int) -> None:
         """Send the command a signal."""
