@@ -16,7 +16,7 @@ from tests.telemetry.harness import receiving
 pytest.importorskip("ray")
 pytest.importorskip("torch")
 
-from lens_contrib.demo.command import _report_hops
+from lens_contrib.demo.session import report_hops
 from lens_contrib.demo.text import load_corpus
 
 LENS = Path(sys.executable).with_name("lens")
@@ -111,7 +111,7 @@ EXPECTED = {
 @pytest.mark.parametrize("harm", ["points elsewhere", "lost"])
 def test_one_hop_that_does_not_resolve_fails_the_run(run, tmp_path, transport, harm):
     _, directory = run
-    assert _report_hops(Console(quiet=True), read_run(directory), EXPECTED)
+    assert report_hops(Console(quiet=True), read_run(directory), EXPECTED)
     harmed = False
     for path in directory.glob("*.jsonl"):
         lines = []
@@ -139,7 +139,7 @@ def test_one_hop_that_does_not_resolve_fails_the_run(run, tmp_path, transport, h
             lines.append(json.dumps(message))
         (tmp_path / path.name).write_text("\n".join(lines) + "\n")
     assert harmed
-    assert not _report_hops(Console(quiet=True), read_run(tmp_path), EXPECTED)
+    assert not report_hops(Console(quiet=True), read_run(tmp_path), EXPECTED)
 
 
 def test_a_collector_gets_every_span_too(tmp_path):

@@ -1,4 +1,4 @@
-"""``lens demo``: train, read the run back, and say whether every hop found its true sender."""
+"""``lens demo``: its arguments, and what must hold before anything is trained."""
 
 from __future__ import annotations
 
@@ -6,27 +6,18 @@ import os
 import secrets
 import sys
 import time
-from pathlib import Path
-from typing import Final
 
 import click
 from opentelemetry import trace
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from lens_contrib.demo.driver import DemoError, DemoResult, run_demo
-from lens_contrib.demo.training import TrainingPlan, broadcast_hops, point_to_point_hops
+from lens_contrib.demo.errors import DemoError
 from lens_contrib.recovery.endpoint import check_endpoint
-from lens_contrib.timeline.hops import HopResolution, resolve_hops
-from lens_contrib.timeline.runs import Run, read_run
-from lens_core import NemoLensConfig, extract_context, setup_telemetry
+from lens_core import extract_context
 from lens_core.boundary import current_carrier
 from lens_core.telemetry.files import run_directory
 
 __all__ = ["demo"]
-
-_SHOWN_PROBLEMS: Final = 5
 
 
 @click.command()
@@ -77,6 +68,9 @@ def demo(ranks: int, steps: int, out: str, text: str | None, otlp: str | None) -
         time.strftime("demo-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     )
     _require_that_contexts_are_carried()
+    # Torch and Ray take seconds to import: not before the arguments are known to be good.
+    from lens_contrib.demo.session import train_and_report
+
     directory = run_directory(os.path.abspath(out), run_id)
     try:
         directory.mkdir(parents=True)
@@ -98,18 +92,9 @@ def demo(ranks: int, steps: int, out: str, text: str | None, otlp: str | None) -
     )
     os.environ.setdefault("OTEL_SERVICE_NAME", "lens-demo")
     console.print(f"run [bold]{run_id}[/]: {ranks} stages, {steps} steps", highlight=False)
-    plan = TrainingPlan()
-    result = _train(console, plan, ranks, steps, text, directory, otlp)
-    run = read_run(directory)
-    expected = {
-        "ray": result.ray_hops,
-        "torch.broadcast": broadcast_hops(ranks, steps),
-        "nccl": point_to_point_hops(ranks, steps, plan),
-    }
-    resolved = _report_hops(console, run, expected)
-    learned = _report_training(console, result)
+    healthy = train_and_report(console, ranks, steps, text, directory, otlp)
     console.print(f"{time.monotonic() - started:.0f} s; files in {directory}", highlight=False)
-    sys.exit(0 if resolved and learned else 1)
+    sys.exit(0 if healthy else 1)
 
 
 def _require_that_contexts_are_carried() -> None:
@@ -123,98 +108,3 @@ def _require_that_contexts_are_carried() -> None:
             f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS', '')!r} carries no trace "
             "context; unset it, or add tracecontext"
         )
-
-
-def _train(
-    console: Console,
-    plan: TrainingPlan,
-    ranks: int,
-    steps: int,
-    text: str | None,
-    directory: Path,
-    otlp: str | None,
-) -> DemoResult:
-    bar = Progress(
-        TextColumn("{task.description:<34}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
-    with setup_telemetry(NemoLensConfig.from_env(), otlp_endpoint=otlp), bar:
-        task = bar.add_task("starting", total=steps, loss="")
-
-        def on_step(step: int, loss: float) -> None:
-            bar.update(task, completed=step + 1, loss=f"loss {loss:.3f}")
-
-        def on_phase(phase: str) -> None:
-            bar.update(task, description=phase)
-            if not console.is_terminal:
-                console.print(f"{phase} ...", highlight=False)
-
-        result = run_demo(
-            plan,
-            ranks=ranks,
-            steps=steps,
-            text=text,
-            directory=directory,
-            otlp_endpoint=otlp,
-            on_step=on_step,
-            on_phase=on_phase,
-        )
-        bar.update(task, description="done")
-    return result
-
-
-def _report_hops(console: Console, run: Run, expected: dict[str, int]) -> bool:
-    """Print what the run holds and how each kind of hop fared; whether all is well."""
-    processes = {span.source for span in run.spans}
-    console.print(
-        f"\n{len(processes)} processes, {len(run.spans):,} spans, "
-        f"{sum(len(span.links) for span in run.spans):,} links, "
-        f"{len({span.trace_id for span in run.spans}):,} traces",
-        highlight=False,
-    )
-    found = resolve_hops(run.spans)
-    table = Table("transport", "hops", "received", "resolved to the true sender")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    healthy = not run.problems
-    problems = list(run.problems)
-    for transport in sorted({*expected, *found}):
-        hops = expected.get(transport, 0)
-        fared = found.get(transport, HopResolution(transport))
-        whole = fared.receivers == hops == fared.resolved
-        healthy &= whole
-        share = fared.resolved / hops if hops else 0.0
-        mark = "green" if whole else "red"
-        table.add_row(
-            transport,
-            f"{hops:,}",
-            f"{fared.receivers:,}",
-            f"[{mark}]{fared.resolved:,}   {share:.1%}[/]",
-        )
-        problems += fared.problems
-    console.print(table)
-    for problem in problems[:_SHOWN_PROBLEMS]:
-        console.print(f"[red]{problem}[/]", highlight=False)
-    if len(problems) > _SHOWN_PROBLEMS:
-        console.print(f"[red]and {len(problems) - _SHOWN_PROBLEMS} more[/]", highlight=False)
-    return healthy
-
-
-def _report_training(console: Console, result: DemoResult) -> bool:
-    """Print how the loss went and what the model writes; whether it has learned."""
-    tenth = max(1, len(result.losses) // 10)
-    first = sum(result.losses[:tenth]) / tenth
-    last = sum(result.losses[-tenth:]) / tenth
-    learned = last < first
-    console.print(
-        f"loss {first:.3f} -> {last:.3f} nats per character "
-        f"(means of the first and last {tenth} steps)"
-        + ("" if learned else "  [red]it did not fall[/]"),
-        highlight=False,
-    )
-    console.print(f"the model writes: {result.sample!r}", highlight=False, markup=False)
-    return learned

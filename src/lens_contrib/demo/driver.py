@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import ray
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
 from lens_contrib.demo.actors import SamplerActor, StageActor
+from lens_contrib.demo.errors import DemoError
 from lens_contrib.demo.model import ModelShape
 from lens_contrib.demo.text import load_corpus
 from lens_contrib.demo.training import TrainingPlan
 from lens_contrib.ray import runtime_env
-from lens_core.errors import LensError
+from lens_core.errors import MissingExtraError
 from lens_core.semconv import (
     DL_ITERATION,
     LENS_HOP_DIRECTION,
@@ -28,15 +28,16 @@ from lens_core.semconv import (
     LENS_TRANSPORT,
 )
 
-__all__ = ["DemoError", "DemoResult", "run_demo"]
+try:
+    import ray
+except ImportError as error:
+    raise MissingExtraError("ray", "ray") from error
+
+__all__ = ["DemoResult", "run_demo"]
 
 _CALL_TIMEOUT_S: Final = 90
 _SAMPLE_LENGTH: Final = 160
 _PROMPT: Final = "\n\nThe "
-
-
-class DemoError(LensError, RuntimeError):
-    """The training itself failed."""
 
 
 @dataclass(frozen=True, slots=True)
