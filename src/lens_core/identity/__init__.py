@@ -26,7 +26,8 @@ from lens_core.identity.identity import (
 )
 from lens_core.identity.mesh import MeshCoordinates
 from lens_core.identity.run_key import RunKey, random_run_key, run_key_from_environment
-from lens_core.identity.steps import StepScope, current_step, run_span, step_carrier, step_span
+from lens_core.identity.scope import StepScope, current_step
+from lens_core.identity.steps import run_span, step_carrier, step_span
 from lens_core.identity.transport import DerivedMessage, DerivedTransport
 
 __all__ = [

@@ -28,7 +28,7 @@ from lens_core.detach import detach
 from lens_core.errors import ConfigError
 from lens_core.identity.derive import HopId
 from lens_core.identity.owned import start_owned_span
-from lens_core.identity.steps import StepScope, current_step
+from lens_core.identity.scope import StepScope, current_step
 from lens_core.incidents import describe, incidents
 from lens_core.outcome import end_span, record_error
 from lens_core.semconv import (

@@ -9,8 +9,6 @@ bounded, and its owner's span links to the span of the run.
 from __future__ import annotations
 
 import operator
-import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar, Token
@@ -24,136 +22,23 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.boundary import Relation, current_carrier
 from lens_core.detach import detach
-from lens_core.identity.derive import Deriver, HopId
 from lens_core.identity.identity import Identity, current_identity
-from lens_core.identity.owned import derived_context, is_sampled, start_owned_span
+from lens_core.identity.owned import is_sampled, start_owned_span
+from lens_core.identity.scope import StepScope, current_step, open_steps
 from lens_core.incidents import describe, incidents
 from lens_core.outcome import end_span, record_error
 from lens_core.semconv import DL_ITERATION, LENS_IDENTITY
 from lens_core.spans import span_tracer
 
-__all__ = ["StepScope", "current_step", "run_span", "step_carrier", "step_span"]
+__all__ = ["run_span", "step_carrier", "step_span"]
 
 _RUN: Final = "run"
 
 
-class StepScope:
-    """The step that is open in this process: what the ids of its hops are derived from.
-
-    Attributes:
-        identity: Who derives.
-        kind: Which series of steps: ``"step"``, or what the caller named it.
-        step: The step number.
-        occurrence: How often this process opened this step before.
-        trace_id: Derived trace id of the step.
-        sampled: Whether spans of the trace are sampled: on all ranks alike.
-        owned: Whether this rank's step span really has its derived ids; if not, its provider
-            cannot start spans under derived ids, and hops do not try to.
-        closed: Whether its block has ended.
-    """
-
-    __slots__ = (
-        "_hops",
-        "_lock",
-        "_opened",
-        "_owner_span_id",
-        "closed",
-        "identity",
-        "kind",
-        "occurrence",
-        "owned",
-        "sampled",
-        "step",
-        "trace_id",
-    )
-
-    def __init__(self, identity: Identity, kind: str, step: int, occurrence: int) -> None:
-        self.identity = identity
-        self.kind = kind
-        self.step = step
-        self.occurrence = occurrence
-        self.trace_id, self._owner_span_id = identity.deriver.ids("step", kind, step, occurrence)
-        self.sampled = True
-        self.owned = False
-        self.closed = False
-        self._lock = threading.Lock()
-        self._opened: dict[HopId | str, int] = {}
-        self._hops: Deriver | None = None
-
-    def owner_context(self) -> SpanContext:
-        """The context of the owner's span of the step."""
-        return derived_context(self.trace_id, self._owner_span_id, sampled=self.sampled)
-
-    def hop_context(self, hop: HopId) -> SpanContext:
-        """The context of the span under which a hop of this step is sent."""
-        return derived_context(self.trace_id, self.hop_span_id(hop), sampled=self.sampled)
-
-    def hop_span_id(self, hop: HopId) -> int:
-        """The id of the span under which a hop of this step is sent."""
-        hops = self._hops
-        if hops is None:
-            deriver = self.identity.deriver
-            hops = self._hops = deriver.under("hop", self.kind, self.step, self.occurrence)
-        return hops.ids(*hop)[1]
-
-    def count(self, what: HopId | str) -> int:
-        """How often this was counted in this step before; both ends of a hop count alike."""
-        with self._lock:
-            before = self._opened.get(what, 0)
-            self._opened[what] = before + 1
-            return before
-
-
-class _OpenSteps:
-    """The open step of this context, and all of this process, for its other threads.
-
-    Steps need not end in the order in which they began: tasks and generators overlap. So a step is
-    looked up among those that are open, and nothing is put back.
-    """
-
-    def __init__(self) -> None:
-        self.local: ContextVar[StepScope | None] = ContextVar("lens_step", default=None)
-        # Changed by single operations, which the interpreter lock makes indivisible.
-        self._all: list[StepScope] = []
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def begin(self, scope: StepScope) -> Token[StepScope | None]:
-        self._all.append(scope)
-        return self.local.set(scope)
-
-    def end(self, scope: StepScope, token: Token[StepScope | None]) -> None:
-        scope.closed = True
-        with suppress(ValueError):
-            self._all.remove(scope)
-        with suppress(ValueError):  # closed in another context, where nothing was set
-            self.local.reset(token)
-
-    def current(self) -> StepScope | None:
-        scope = self.local.get()
-        if scope is not None and not scope.closed:
-            return scope
-        try:
-            return self._all[-1]
-        except IndexError:
-            return None
-
-    def _after_fork(self) -> None:
-        # The parent starts the spans that others expect under derived ids; a child with the same
-        # ids would be a second one.
-        for scope in self._all:
-            scope.owned = False
-
-
-_open: Final = _OpenSteps()
 #: Identities whose run span this process has open, with the span's context.
 _run_spans: Final[ContextVar[tuple[Identity, SpanContext] | None]] = ContextVar(
     "lens_run_span", default=None
 )
-
-
-def current_step() -> StepScope | None:
-    """The step that is open here, else the latest one open in the process; else ``None``."""
-    return _open.current()
 
 
 class _Entered:
@@ -208,7 +93,7 @@ class _StepSpan:
         scope = StepScope(who, self._kind, self._step, who.open_step(self._kind, self._step))
         span = _start(scope, tracer, self._name, self._relation, attributes)
         context = otel_context.attach(trace.set_span_in_context(span))
-        self._entered = _Entered(scope, span, context, _open.begin(scope))
+        self._entered = _Entered(scope, span, context, open_steps.begin(scope))
         return span
 
     def __exit__(
@@ -222,7 +107,7 @@ class _StepSpan:
             return
         if error is not None:
             record_error(entered.span, error)
-        _open.end(entered.scope, entered.local)
+        open_steps.end(entered.scope, entered.local)
         detach(entered.context)
         end_span(entered.span)
 

@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 from lens_core.carrier import carrier_size
 from lens_core.identity.derive import HopId
-from lens_core.identity.steps import StepScope
+from lens_core.identity.scope import StepScope
 from lens_core.incidents import incidents
 from lens_core.transport import Received
 

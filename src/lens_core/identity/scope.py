@@ -1,0 +1,135 @@
+"""The step that is open in this process, and the ids that are derived from it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from typing import Final
+
+from opentelemetry.trace import SpanContext
+
+from lens_core.identity.derive import Deriver, HopId
+from lens_core.identity.identity import Identity
+from lens_core.identity.owned import derived_context
+
+__all__ = ["OpenSteps", "StepScope", "current_step", "open_steps"]
+
+
+class StepScope:
+    """The step that is open in this process: what the ids of its hops are derived from.
+
+    Attributes:
+        identity: Who derives.
+        kind: Which series of steps: ``"step"``, or what the caller named it.
+        step: The step number.
+        occurrence: How often this process opened this step before.
+        trace_id: Derived trace id of the step.
+        sampled: Whether spans of the trace are sampled: on all ranks alike.
+        owned: Whether this rank's step span really has its derived ids; if not, its provider
+            cannot start spans under derived ids, and hops do not try to.
+        closed: Whether its block has ended.
+    """
+
+    __slots__ = (
+        "_hops",
+        "_lock",
+        "_opened",
+        "_owner_span_id",
+        "closed",
+        "identity",
+        "kind",
+        "occurrence",
+        "owned",
+        "sampled",
+        "step",
+        "trace_id",
+    )
+
+    def __init__(self, identity: Identity, kind: str, step: int, occurrence: int) -> None:
+        self.identity = identity
+        self.kind = kind
+        self.step = step
+        self.occurrence = occurrence
+        self.trace_id, self._owner_span_id = identity.deriver.ids("step", kind, step, occurrence)
+        self.sampled = True
+        self.owned = False
+        self.closed = False
+        self._lock = threading.Lock()
+        self._opened: dict[HopId | str, int] = {}
+        self._hops: Deriver | None = None
+
+    def owner_context(self) -> SpanContext:
+        """The context of the owner's span of the step."""
+        return derived_context(self.trace_id, self._owner_span_id, sampled=self.sampled)
+
+    def hop_context(self, hop: HopId) -> SpanContext:
+        """The context of the span under which a hop of this step is sent."""
+        return derived_context(self.trace_id, self.hop_span_id(hop), sampled=self.sampled)
+
+    def hop_span_id(self, hop: HopId) -> int:
+        """The id of the span under which a hop of this step is sent."""
+        hops = self._hops
+        if hops is None:
+            deriver = self.identity.deriver
+            hops = self._hops = deriver.under("hop", self.kind, self.step, self.occurrence)
+        return hops.ids(*hop)[1]
+
+    def count(self, what: HopId | str) -> int:
+        """How often this was counted in this step before; both ends of a hop count alike."""
+        with self._lock:
+            before = self._opened.get(what, 0)
+            self._opened[what] = before + 1
+            return before
+
+
+class OpenSteps:
+    """The open step of this context, and all of this process, for its other threads.
+
+    Steps need not end in the order in which they began: tasks and generators overlap. So a step is
+    looked up among those that are open, and nothing is put back.
+    """
+
+    def __init__(self) -> None:
+        self.local: ContextVar[StepScope | None] = ContextVar("lens_step", default=None)
+        # Changed by single operations, which the interpreter lock makes indivisible.
+        self._all: list[StepScope] = []
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def begin(self, scope: StepScope) -> Token[StepScope | None]:
+        """A step is open from here on, in this context first of all."""
+        self._all.append(scope)
+        return self.local.set(scope)
+
+    def end(self, scope: StepScope, token: Token[StepScope | None]) -> None:
+        """A step is over, whatever else is open."""
+        scope.closed = True
+        with suppress(ValueError):
+            self._all.remove(scope)
+        with suppress(ValueError):  # closed in another context, where nothing was set
+            self.local.reset(token)
+
+    def current(self) -> StepScope | None:
+        """See :func:`current_step`."""
+        scope = self.local.get()
+        if scope is not None and not scope.closed:
+            return scope
+        try:
+            return self._all[-1]
+        except IndexError:
+            return None
+
+    def _after_fork(self) -> None:
+        # The parent starts the spans that others expect under derived ids; a child with the same
+        # ids would be a second one.
+        for scope in self._all:
+            scope.owned = False
+
+
+open_steps: Final = OpenSteps()
+
+
+def current_step() -> StepScope | None:
+    """The step that is open here, else the latest one open in the process; else ``None``."""
+    return open_steps.current()
