@@ -9,6 +9,7 @@ from lens_contrib.agreement import Facts, KeyStore, agree, group_store
 from lens_contrib.pipelining.wire import WIRE_VERSION
 from lens_core.errors import AgreementError, MissingExtraError
 from lens_core.frame import P2P_CAPACITY
+from lens_core.incidents import describe
 
 try:
     import torch
@@ -74,7 +75,7 @@ def _open_topic(store: KeyStore, rank: int) -> str:
             if not store.check([f"lens/{topic}/verdict"]):
                 break
     except RuntimeError as error:
-        raise AgreementError("pipelining", rank, f"{type(error).__name__}: {error}") from error
+        raise AgreementError("pipelining", rank, describe(error)) from error
     return topic
 
 

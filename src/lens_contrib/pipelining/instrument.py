@@ -14,8 +14,8 @@ from lens_contrib.pipelining.handshake import shake_hands
 from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
 from lens_contrib.pipelining.layout import current_layout, pipeline_key
 from lens_contrib.pipelining.registry import pipeline_of
+from lens_contrib.pipelining.run import PipelineTrace
 from lens_contrib.pipelining.stage import StageHooks
-from lens_contrib.pipelining.step import PipelineTrace
 from lens_contrib.pipelining.wire import Wire
 from lens_core.errors import ConfigError, MissingExtraError, SetupError
 from lens_core.spans import span_tracer
@@ -238,7 +238,7 @@ def _stages(target: object) -> tuple[list[_PipelineStageBase], bool]:
 def _hook_step(schedule: _Pipeline, shared: PipelineTrace) -> Hook:
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            with shared.step():
+            with shared.call():
                 return original(*args, **kwargs)
 
         return step

@@ -15,8 +15,9 @@ from typing import Any, Final
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from lens_contrib.pipelining.guarded import guarded
 from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
-from lens_contrib.pipelining.step import PipelineTrace, guarded
+from lens_contrib.pipelining.run import PipelineTrace
 from lens_core.detach import detach
 from lens_core.errors import MissingExtraError
 from lens_core.outcome import record_error
@@ -92,7 +93,7 @@ class StageHooks(LeftOutOfCopies):
 
     def _preparing(self, original: _Method) -> _Method:
         def prepare(*args: Any, **kwargs: Any) -> Any:  # the first messages of a schedule
-            guarded(self.trace.touched)
+            self.trace.run()
             return original(*args, **kwargs)
 
         return prepare
@@ -118,10 +119,11 @@ class StageHooks(LeftOutOfCopies):
                 chunk_id = chunk(args, kwargs)
                 if chunk_id is None:
                     return original(*args, **kwargs)
-                span = guarded(shared.begin, name, (direction, index, chunk_id))
+                run = shared.run()
+                span = guarded(run.begin, name, (direction, index, chunk_id))
                 if span is None:
                     return original(*args, **kwargs)
-                token = otel_context.attach(trace.set_span_in_context(span, shared.context))
+                token = otel_context.attach(trace.set_span_in_context(span, run.context))
                 try:
                     return original(*args, **kwargs)
                 except BaseException as error:
@@ -145,7 +147,7 @@ class StageHooks(LeftOutOfCopies):
                     return ops
                 chunk_id = chunk(args, kwargs)
                 place = None if chunk_id is None else (direction, self._index, chunk_id)
-                return self.trace.send(place, stages, self._index + towards, ops)
+                return self.trace.run().send(place, stages, self._index + towards, ops)
 
             return get_send_ops
 
@@ -163,7 +165,7 @@ class StageHooks(LeftOutOfCopies):
                     return ops
                 chunk_id = chunk(args, kwargs)
                 place = None if chunk_id is None else (direction, self._index, chunk_id)
-                return self.trace.receive(
+                return self.trace.run().receive(
                     place, lambda: stages(chunk_id or 0), self._index + towards, ops
                 )
 
@@ -179,7 +181,7 @@ class StageHooks(LeftOutOfCopies):
                 chunk_id = chunk(args, kwargs)
                 if chunk_id is not None:
                     place = (direction, self._index, chunk_id)
-                    guarded(self.trace.handed_over, self._index + towards, place)
+                    guarded(self.trace.run().handed_over, self._index + towards, place)
                 return original(*args, **kwargs)
 
             return set_local_input

@@ -1,22 +1,22 @@
-"""One run of a schedule on this rank: its step, its open spans, and whom they link to."""
+"""The spans of one run of a schedule on this rank, and whom they link to."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
+from lens_contrib.pipelining.guarded import guarded
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.wire import Wire
 from lens_core.errors import MissingExtraError
-from lens_core.identity import HopId, StepScope, current_identity, current_step, step_span
-from lens_core.identity.owned import is_sampled, start_owned_child, start_owned_span
+from lens_core.identity import HopId, StepScope, current_identity
+from lens_core.identity.owned import start_owned_child, start_owned_span
 from lens_core.incidents import incidents
 from lens_core.semconv import LENS_CARRIER, LENS_MICROBATCH, LENS_PEER_STAGE, LENS_STAGE
 
@@ -26,10 +26,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["PipelineTrace", "guarded"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["RunSpans"]
 
 _SENDS: Final = {"forward": "send_forward", "backward": "send_backward"}
 _RECVS: Final = {"forward": "recv_forward", "backward": "recv_backward"}
@@ -37,19 +34,8 @@ _RECVS: Final = {"forward": "recv_forward", "backward": "recv_backward"}
 Place = tuple[str, int, int]
 #: The stages that a stage's operations go to or come from, as far as it says so.
 Stages = Callable[[], Sequence[int]]
-#: Steps that a pipeline opens for itself are of this kind, with its key.
-_KIND: Final = "pipeline "
 #: Stage number of a peer that no stage is known to be on.
 _UNKNOWN: Final = -1
-
-
-def guarded(action: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """The action's result; ``None`` where it raised, which is counted: training goes on."""
-    try:
-        return action(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
-        incidents.record("pipelining.failed", f"{type(error).__name__}: {error}")
-        return None
 
 
 @dataclass(slots=True)
@@ -72,136 +58,60 @@ class _Receiving:
     ended_ns: int = 0
 
 
-class PipelineTrace:
-    """What the hooks of all stages of one pipeline on this rank share.
-
-    A *run* is one call of a schedule. It starts with the first thing that a stage does for it: a
-    call that raises before that, on one rank alone, is none. An instrumented schedule says where
-    its call begins and ends; any other schedule on the same stages shows itself by clearing the
-    state of each of them first.
+class RunSpans:
+    """What one run of a schedule has open on this rank.
 
     Args:
-        name: Name of the pipeline, the same on all of its ranks.
-        key: The same, and which ranks these are: no other pipeline has it.
-        calls: Numbers the runs of the pipeline.
-        layout: Gives the places of its stages as they are now.
         tracer: Starts the spans.
         wire: Sends and reads frames; ``None``: links are derived.
+        layout: The places of the pipeline's stages.
+        scope: The step of the run, from which ids are derived; ``None`` where no schedule runs, and
+            stages are driven by hand.
+        group: What tells this run from others in the same step, alike on all ranks.
+
+    Attributes:
+        context: What was current when the run started: the step, parent of all spans here.
+        scope: The step of the run.
     """
 
     def __init__(
         self,
-        name: str,
-        key: str,
-        calls: Iterator[int],
-        layout: Callable[[Layout | None], Layout],
         tracer: Tracer,
         wire: Wire | None,
+        layout: Layout,
+        scope: StepScope | None = None,
+        group: str = "",
     ) -> None:
-        self.name: Final = name
-        self.key: Final = key
-        self.tracer: Final = tracer
-        self.wire: Final = wire
-        #: Indices of the stages that are hooked.
-        self.indices: set[int] = set()
-        self._current_layout = layout
-        self._layout = layout(None)
-        self._calls = calls
-        #: Where an instrumented schedule runs now: what has to be closed when it is done.
-        self._call: ExitStack | None = None
-        self._is_due = False
-        self._cleared: set[int] = set()
-        #: What ids are derived from: the step of the run; ``None`` outside a run.
-        self._scope: StepScope | None = None
-        self._in_trace = False
-        self._group = ""
-        #: What was current when the run started: the step, parent of all spans here.
         self.context = otel_context.get_current()
+        self.scope: Final = scope
+        self._tracer = tracer
+        self._wire = wire
+        self._layout = layout
+        self._group = group
+        local = trace.get_current_span(self.context).get_span_context()
+        self._in_trace = scope is not None and local.trace_id == scope.trace_id
         self._hops: set[tuple[str, Place, int]] = set()
         self._receiving: dict[Place, list[_Receiving]] = {}
         self._unread: list[_Receiving] = []
         self._computed: dict[Place, Span] = {}
         self._local: dict[Place, Link] = {}
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """A block in which an instrumented schedule runs once."""
-        with ExitStack() as opened:
-            guarded(self._end_run)
-            self._call, self._is_due = opened, True
-            try:
-                yield
-            finally:
-                self._call, self._is_due = None, False
-                guarded(self._end_run)
-
-    def cleared(self, stage: int) -> None:
-        """A schedule has cleared the state of a stage, as it does once when it starts to run."""
-        if self._call is not None:
-            return
-        if not self._is_due and (self._scope is None or stage in self._cleared):
-            self._end_run()
-            self._is_due = True
-        self._cleared.add(stage)
-
-    def touched(self) -> None:
-        """A stage does something: if a run is due, this is where it starts."""
-        if self._is_due:
-            self._is_due = False
-            self._start_run()
-        elif self._call is None and self._scope is not None and self._scope.closed:
-            self._end_run()
-
-    def finish(self) -> None:
-        """The last hook was removed; a schedule that runs now ends its run itself."""
-        if self._call is None:
-            self._end_run()
-
-    def _start_run(self) -> None:
-        call, kind = next(self._calls), _KIND + self.key
-        scope = current_step()
-        if scope is not None and scope.kind.startswith(_KIND):
-            scope = None  # another pipeline's own step, on another thread
-        if scope is None and self._call is not None:
-            step = step_span(call, name="pipeline.step", kind=kind, tracer=self.tracer)
-            self._call.enter_context(step)
-            scope = current_step()
-        if scope is None:
-            # Another schedule's run, in a program that opens no steps.
-            who = current_identity()
-            scope = StepScope(who, kind, call, who.open_step(kind, call))
-            scope.sampled = is_sampled(self.tracer, scope.trace_id, kind)
-            scope.owned = True
-        # The schedule may run several times in one step; all ranks count alike.
-        self._group = f"{self.key}/{scope.count(kind)}"
-        self._layout = self._current_layout(self._layout)
-        self.context = otel_context.get_current()
-        local = trace.get_current_span(self.context).get_span_context()
-        self._in_trace = local.trace_id == scope.trace_id
-        self._scope = scope
-
-    def _end_run(self) -> None:
+    def close(self) -> None:
+        """The run is over: so is all that it has open. Never raises."""
         for record in self._unread:
             guarded(self._finish, record)
         for records in self._receiving.values():  # left over where the schedule raised
             for record in records:
                 guarded(record.span.end)
-        for kept in (self._unread, self._receiving, self._computed, self._local):
+        for kept in (self._unread, self._receiving):
             kept.clear()
-        self._hops.clear()
-        self._cleared.clear()
-        self._scope = None
-        self._in_trace = False
-        if self.wire is not None:
-            self.wire.new_step()
 
     def begin(self, name: str, place: Place) -> Span:
         """A stage uses its input: what was received is done, and its computation's span starts.
 
         The span is linked to where the input came from, if that is on this rank.
         """
-        self.touched()
-        if self._scope is None:  # driven by hand
+        if self.scope is None:  # driven by hand
             self.context = otel_context.get_current()
         for record in self._receiving.pop(place, ()):
             guarded(self._arrived, record)
@@ -241,7 +151,7 @@ class PipelineTrace:
                 for peer in dict.fromkeys(peers)
                 if peer != _UNKNOWN
             }
-        return ops if self.wire is None else self._framed(place, ops, peers, spans, {})
+        return ops if self._wire is None else self._framed(place, ops, peers, spans, {})
 
     def receive(
         self, place: Place | None, stages: Stages, neighbour: int, ops: Sequence[dist.P2POp]
@@ -261,7 +171,7 @@ class PipelineTrace:
             for record in self._receiving.pop(place, ()):  # posted before, and never used
                 guarded(record.span.end)
             self._receiving[place] = list(records.values())
-        return ops if self.wire is None else self._framed(place, ops, peers, {}, records)
+        return ops if self._wire is None else self._framed(place, ops, peers, {}, records)
 
     def _framed(
         self,
@@ -272,7 +182,7 @@ class PipelineTrace:
         records: Mapping[int, _Receiving],
     ) -> list[dist.P2POp]:
         """The operations, each with its frame: in a new list, for theirs may be kept."""
-        wire = self.wire
+        wire = self._wire
         framed: list[dist.P2POp] = []
         for index, op in enumerate(ops):
             framed.append(op)
@@ -294,7 +204,6 @@ class PipelineTrace:
 
     def _peers(self, stages: Stages, neighbour: int, ops: Sequence[dist.P2POp]) -> list[int]:
         """The stage at the other end of each operation."""
-        self.touched()
         try:
             named = list(stages())
         except (LookupError, TypeError, AttributeError):
@@ -316,10 +225,10 @@ class PipelineTrace:
             self._unread.append(record)
 
     def _finish(self, record: _Receiving) -> None:
-        if self.wire is not None and record.frames:
+        if self._wire is not None and record.frames:
             sender = trace.INVALID_SPAN_CONTEXT
             for frame in record.frames:
-                read = trace.get_current_span(self.wire.read(frame.tensor, frame.pair, frame.due))
+                read = trace.get_current_span(self._wire.read(frame.tensor, frame.pair, frame.due))
                 sender = sender if sender.is_valid else read.get_span_context()
             if sender.is_valid:
                 direction, _, microbatch = record.place
@@ -329,7 +238,7 @@ class PipelineTrace:
         record.span.end(record.ended_ns or None)
 
     def _link(self, context: SpanContext, source: int, microbatch: int, direction: str) -> Link:
-        identity = current_identity() if self._scope is None else self._scope.identity
+        identity = current_identity() if self.scope is None else self.scope.identity
         return Link(context, self._layout.link_attributes(identity, source, microbatch, direction))
 
     def _deriving(self, end: str, place: Place, peer: int) -> StepScope | None:
@@ -337,8 +246,8 @@ class PipelineTrace:
 
         What comes once more in a run is not part of it: an id is for one span.
         """
-        scope = self._scope
-        if self.wire is not None or scope is None or not scope.identity.derives:
+        scope = self.scope
+        if self._wire is not None or scope is None or not scope.identity.derives:
             return None
         hop = (end, place, peer)
         if hop in self._hops:
@@ -365,10 +274,10 @@ class PipelineTrace:
         span_id = scope.hop_span_id(hop)
         if self._in_trace:
             return start_owned_child(
-                self.tracer, name, span_id, self.context, SpanKind.PRODUCER, attributes
+                self._tracer, name, span_id, self.context, SpanKind.PRODUCER, attributes
             )
         span, _ = start_owned_span(
-            self.tracer,
+            self._tracer,
             name,
             scope.trace_id,
             span_id,
@@ -380,7 +289,7 @@ class PipelineTrace:
 
     def _start_recv(self, place: Place, source: int) -> Span:
         direction, stage, microbatch = place
-        link = None if self.wire is not None else self._derived_link(place, source)
+        link = None if self._wire is not None else self._derived_link(place, source)
         attributes = {LENS_STAGE: stage, LENS_MICROBATCH: microbatch, LENS_PEER_STAGE: source}
         return self._start(_RECVS[direction], SpanKind.CONSUMER, attributes, link)
 
@@ -388,16 +297,16 @@ class PipelineTrace:
         self, name: str, kind: SpanKind, attributes: Mapping[str, int], link: Link | None
     ) -> Span:
         links = () if link is None else (link,)
-        scope = self._scope
+        scope = self.scope
         if self._in_trace or scope is None or not scope.owned or not scope.identity.derives:
             context = otel_context.get_current() if scope is None else self.context
-            return self.tracer.start_span(
+            return self._tracer.start_span(
                 name, context, kind, attributes, links, None, False, False
             )
         # The span that is current is none of the step's: in the trace of the step all the same,
         # with a link to it.
         span, _ = start_owned_span(
-            self.tracer,
+            self._tracer,
             name,
             scope.trace_id,
             0,
