@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 
 from lens_contrib.bounded_store import KeyStore, bounded, group_store
 from lens_core.errors import AgreementError
+from lens_core.incidents import describe
 
 __all__ = ["Facts", "KeyStore", "agree", "group_store", "wait_for_key"]
 
@@ -81,7 +82,7 @@ def agree(
         final = store.compare_set(key, "", content) if content else store.get(key)
         verdict = json.loads(final)
     except (RuntimeError, ValueError, TypeError) as error:  # a store's own errors are RuntimeErrors
-        raise AgreementError(topic, rank, f"{type(error).__name__}: {error}") from error
+        raise AgreementError(topic, rank, describe(error)) from error
     if not isinstance(verdict, dict) or _VOID in verdict:
         problem = verdict[_VOID] if isinstance(verdict, dict) else "the verdict is not readable"
         raise AgreementError(topic, rank, str(problem))

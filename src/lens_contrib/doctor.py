@@ -23,7 +23,7 @@ from rich.text import Text
 from lens_core import NemoLensConfig, span_registry
 from lens_core.carrier import get_global_textmap
 from lens_core.errors import ConfigError
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.otlp_settings import SIGNALS, OtlpSettings, read_otlp_settings
 from lens_core.telemetry.run_identity import resolve_run_identity
 from lens_core.telemetry.sampling import sampler_from_env
@@ -75,7 +75,7 @@ def examine() -> Iterator[Finding]:
         try:
             yield from look()
         except Exception as error:  # noqa: BLE001 - one broken part must not hide the others
-            yield Finding(subject, "problem", f"{type(error).__name__}: {error}")
+            yield Finding(subject, "problem", describe(error))
 
 
 def _versions() -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from lens_contrib.bounded_store import KeyStore, bounded, group_store
 from lens_contrib.torch_distributed.frames import arrived_frame, outgoing_frame
 from lens_core.errors import MissingExtraError
 from lens_core.frame import BROADCAST_CAPACITY
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 
 try:
     import torch.distributed as dist
@@ -102,7 +102,7 @@ class StoreContext:
         self.enabled = False
         incidents.record(
             "store_context.disabled",
-            f"could not {action} {self._key}: {type(error).__name__}: {error}",
+            f"could not {action} {self._key}: {describe(error)}",
             todo="The store is gone or slow; contexts are no longer shared through it.",
         )
 

@@ -35,6 +35,7 @@ from lens_contrib.launcher.signals import (
 from lens_contrib.launcher.watch import ExitWatch
 from lens_contrib.recovery.endpoint import check_endpoint
 from lens_contrib.recovery.seconds import check_seconds
+from lens_core.incidents import describe
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.attach import SenderSink
 from lens_core.telemetry.journal.location import search_roots
@@ -208,7 +209,7 @@ def _recover(options: _Options, watch: ExitWatch) -> list[str]:
                 )
             )
         except Exception as error:  # noqa: BLE001 - the status of the command is what counts
-            found.append(Recovered(problems=[f"{type(error).__name__}: {error}"]))
+            found.append(Recovered(problems=[describe(error)]))
 
     thread = threading.Thread(target=work, name="lens-run-recover", daemon=True)
     thread.start()

@@ -25,7 +25,7 @@ from lens_contrib.ray.worker import provider_is_set, this_process
 from lens_core.boundary import CarrierStatus, Relation
 from lens_core.current_context import attach_context, get_current_context
 from lens_core.detach import detach
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.semconv import (
     LENS_CARRIER,
     LENS_TRANSPORT,
@@ -84,7 +84,7 @@ class Entry(ProcessLocal):
                 scope.attach()
             return scope
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
-            incidents.record("ray.span_failed", f"{type(error).__name__}: {error}")
+            incidents.record("ray.span_failed", describe(error))
             return None
 
     def start(self, carrier: object, ray_carrier: object) -> Scope | None:
@@ -92,7 +92,7 @@ class Entry(ProcessLocal):
         try:
             return self._start(ray_carrier if carrier is None else carrier)
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
-            incidents.record("ray.span_failed", f"{type(error).__name__}: {error}")
+            incidents.record("ray.span_failed", describe(error))
             return None
 
     def _start(self, carrier: object) -> Scope | None:
@@ -185,4 +185,4 @@ class Scope:
         try:
             self._span.end()
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
-            incidents.record("span.end_failed", f"{type(error).__name__}: {error}")
+            incidents.record("span.end_failed", describe(error))

@@ -17,7 +17,7 @@ from lens_core.boundary import current_carrier
 from lens_core.carrier import extract_context, get_global_textmap
 from lens_core.current_context import get_current_context
 from lens_core.errors import CarrierError
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.semconv import MESSAGING_OPERATION_TYPE, RPC_SYSTEM_NAME
 
 __all__ = ["Injector", "extract_ray_context", "inject_ray_context", "ray_dispatch_with_context"]
@@ -92,7 +92,7 @@ class Injector(ProcessLocal):
         try:
             carrier = self._headers.current()
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
-            incidents.record("carrier.inject_failed", f"ray: {type(error).__name__}: {error}")
+            incidents.record("carrier.inject_failed", f"ray: {describe(error)}")
             carrier = {}
         if self._by_position and place >= 0 and type(carrier) is bytes:
             self._last = (get_current_context(), code, place, carrier)

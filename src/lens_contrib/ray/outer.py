@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Final
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 
 __all__ = ["OuterDecorators", "accepts_keyword"]
 
@@ -79,7 +79,7 @@ class OuterDecorators:
                 with self._lock:
                     self._search()
             except Exception as error:  # noqa: BLE001 - unknown means: do not inject
-                incidents.record("ray.decorators_unknown", f"{type(error).__name__}: {error}")
+                incidents.record("ray.decorators_unknown", describe(error))
             if self._answer is None:
                 self._answer = 0
         return self._answer

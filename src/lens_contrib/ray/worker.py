@@ -18,7 +18,7 @@ from opentelemetry.util.types import AttributeValue
 from ray._private.worker import global_worker
 from ray.runtime_context import RuntimeContext
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.semconv import (
     RAY_ACTOR_ID,
     RAY_JOB_ID,
@@ -59,7 +59,7 @@ class Worker:
             except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
                 incidents.record(
                     "ray.setup_failed",
-                    f"{type(error).__name__}: {error}",
+                    describe(error),
                     todo="This worker runs untraced; check its NEMO_LENS_* variables.",
                 )
 

@@ -18,6 +18,7 @@ from typing import Final, cast
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.errors import LensError
+from lens_core.incidents import describe
 from lens_core.semconv import NEMO_SPAN_TRUNCATED, NV_DL_RANK
 
 __all__ = ["EventRecord", "LinkRecord", "Run", "RunError", "SpanRecord", "read_run", "run_files"]
@@ -188,7 +189,7 @@ def _read_file(path: Path, problems: list[str]) -> Iterator[SpanRecord]:
 def _describe(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON: {error.msg} at character {error.pos}"
-    return f"not OTLP: {type(error).__name__}: {error}"
+    return f"not OTLP: {describe(error)}"
 
 
 def _read_line(line: bytes, path: Path) -> list[SpanRecord]:

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from lens_core.boundary import current_carrier
 from lens_core.errors import LensError
 from lens_core.frame import Frame, decode_frame, encode_frame
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.span_frame import read_span_frame, write_span_frame
 
 __all__ = ["MAX_SEQUENCE", "Turns", "arrived_frame", "in_turn", "outgoing_frame"]
@@ -43,7 +43,7 @@ def outgoing_frame(capacity: int, sequence: int, span_required: bool = False) ->
         return encode_frame(carrier, capacity=capacity, sequence=sequence)
     except Exception as error:  # noqa: BLE001 - a foreign span or propagator may raise anything
         # The peer still expects a frame of this size, so send one that holds no context.
-        incidents.record("carrier.inject_failed", f"{type(error).__name__}: {error}")
+        incidents.record("carrier.inject_failed", describe(error))
         return encode_frame({}, capacity=capacity, sequence=sequence)
 
 

@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from lens_core.boundary import CarrierStatus, Inbound, Relation, inbound, outbound, receive
 from lens_core.carrier import extract_context
 from lens_core.errors import ConformanceError
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.testing.carriers import EMPTY, FULL, NON_ASCII, carrier_for, largest, oversized
 from lens_core.testing.cases import TransportCase
 from lens_core.testing.hops import span_key
@@ -365,7 +365,7 @@ def check(case: TransportCase[M], law: str) -> None:
     except ConformanceError:
         raise
     except Exception as error:
-        raise ConformanceError(case.name, law, f"raised {type(error).__name__}: {error}") from error
+        raise ConformanceError(case.name, law, f"raised {describe(error)}") from error
 
 
 def check_all(case: TransportCase[M]) -> None:

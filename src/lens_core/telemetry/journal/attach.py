@@ -15,7 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from lens_core.errors import ConfigError
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.config import JOURNAL_MODES, NemoLensConfig
 from lens_core.telemetry.delivery import Outcome, Sink
 from lens_core.telemetry.exporters import SPANS, otlp_sink
@@ -164,7 +164,7 @@ def _recover_earlier(directory: Path, plan: JournalPlan) -> None:
             incidents.record("journal.recovery", "; ".join(result.problems[:3]))
         _tidy_other_runs(directory)
     except Exception as error:  # noqa: BLE001 - nothing of it may reach the training loop
-        incidents.record("journal.recovery", f"{type(error).__name__}: {error}")
+        incidents.record("journal.recovery", describe(error))
 
 
 def _tidy_other_runs(directory: Path) -> None:

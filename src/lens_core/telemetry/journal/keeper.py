@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Final
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.journal.bus_error import guard
 from lens_core.telemetry.journal.format import ANSWER_SUFFIX, ASK_SUFFIX, UNFINISHED_SUFFIX
 from lens_core.telemetry.journal.process import oom_kills
@@ -136,4 +136,4 @@ class Keeper:
         try:
             self.tick()
         except Exception as error:  # noqa: BLE001 - nothing may end this thread
-            incidents.record("journal.failed", f"{type(error).__name__}: {error}")
+            incidents.record("journal.failed", describe(error))

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.journal.encoding import (
     encode_attributes,
     encode_event,
@@ -205,4 +205,4 @@ def _attributes(span: Any, keys: Iterable[str]) -> bytes:
 
 
 def _report(error: Exception) -> None:
-    incidents.record("journal.failed", f"{type(error).__name__}: {error}")
+    incidents.record("journal.failed", describe(error))

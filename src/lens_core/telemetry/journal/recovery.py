@@ -19,6 +19,7 @@ from typing import Final, Protocol, cast
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
+from lens_core.incidents import describe
 from lens_core.semconv import (
     LENS_STACKS,
     NEMO_SPAN_TRUNCATED,
@@ -142,7 +143,7 @@ def recover(
             except (OSError, ValueError) as error:
                 result.problems.append(f"{family.journal}: {error}")
             except Exception as error:  # noqa: BLE001 - of one process; the others are recovered
-                result.problems.append(f"{family.journal}: {type(error).__name__}: {error}")
+                result.problems.append(f"{family.journal}: {describe(error)}")
         if remove_emptied and families:
             with contextlib.suppress(OSError):
                 directory.rmdir()  # only if nothing is left in it

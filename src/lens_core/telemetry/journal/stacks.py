@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from lens_core.incidents import incidents
+from lens_core.incidents import describe, incidents
 from lens_core.telemetry.journal.format import STACKS_SUFFIX
 
 __all__ = ["StacksFile", "choose_signal", "live_stacks", "stacks_path"]
@@ -52,7 +52,7 @@ class StacksFile:
             if self._signal:
                 faulthandler.register(self._signal, descriptor, all_threads=True, chain=False)
         except (OSError, RuntimeError, ValueError) as error:
-            incidents.record("journal.no_stacks", f"{type(error).__name__}: {error}")
+            incidents.record("journal.no_stacks", describe(error))
             return
         before, self._descriptor = self._descriptor, descriptor
         if before >= 0:
