@@ -133,7 +133,7 @@ class Journal:
             if slot is None:
                 self._overflow()
                 return None
-        self._open[context.span_id] = slot
+        self._open[context[1]] = slot
         return slot
 
     def add(self, slot: Slot, kind: int, payload: bytes) -> None:
