@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import sys
@@ -12,12 +13,18 @@ from opentelemetry import trace
 from rich.console import Console
 
 from lens_contrib.demo.errors import DemoError
-from lens_contrib.recovery.endpoint import check_endpoint
+from lens_contrib.options import otlp_option
 from lens_core import extract_context
 from lens_core.boundary import current_carrier
+from lens_core.errors import MissingExtraError
 from lens_core.telemetry.files import run_directory
 
 __all__ = ["demo"]
+
+# They take seconds to import: not before the arguments are known to be good.
+for _needed in ("ray", "torch"):
+    if importlib.util.find_spec(_needed) is None:
+        raise MissingExtraError(_needed, "all")
 
 
 @click.command()
@@ -48,12 +55,7 @@ __all__ = ["demo"]
     help="UTF-8 text to train on, up to its 4,000,000th character.  "
     "[default: the documentation topics inside CPython]",
 )
-@click.option(
-    "--otlp",
-    metavar="ENDPOINT",
-    callback=check_endpoint,
-    help="Send the spans to this OTLP/HTTP collector as well, e.g. http://127.0.0.1:4318.",
-)
+@otlp_option("Send the spans to this OTLP/HTTP collector as well, e.g. http://127.0.0.1:4318.")
 def demo(ranks: int, steps: int, out: str, text: str | None, otlp: str | None) -> None:
     """Train a small character transformer over Ray, broadcast and point-to-point sends.
 
@@ -68,7 +70,6 @@ def demo(ranks: int, steps: int, out: str, text: str | None, otlp: str | None) -
         time.strftime("demo-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     )
     _require_that_contexts_are_carried()
-    # Torch and Ray take seconds to import: not before the arguments are known to be good.
     from lens_contrib.demo.session import train_and_report
 
     directory = run_directory(os.path.abspath(out), run_id)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import ray
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
@@ -19,7 +20,6 @@ from lens_contrib.demo.model import ModelShape
 from lens_contrib.demo.text import load_corpus
 from lens_contrib.demo.training import TrainingPlan
 from lens_contrib.ray import runtime_env
-from lens_core.errors import MissingExtraError
 from lens_core.semconv import (
     DL_ITERATION,
     LENS_HOP_DIRECTION,
@@ -27,11 +27,6 @@ from lens_core.semconv import (
     LENS_PEER_RANK,
     LENS_TRANSPORT,
 )
-
-try:
-    import ray
-except ImportError as error:
-    raise MissingExtraError("ray", "ray") from error
 
 __all__ = ["DemoResult", "run_demo"]
 

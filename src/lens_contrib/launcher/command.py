@@ -33,8 +33,7 @@ from lens_contrib.launcher.signals import (
     taken_so_far,
 )
 from lens_contrib.launcher.watch import ExitWatch
-from lens_contrib.recovery.endpoint import check_endpoint
-from lens_contrib.recovery.seconds import check_seconds
+from lens_contrib.options import recovered_to_options, seconds_option
 from lens_core.incidents import describe
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.attach import SenderSink
@@ -74,34 +73,14 @@ class _Options:
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of journals that the command is given in its code. Repeatable.",
 )
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the recovered spans, instead of the run's own.",
+@recovered_to_options
+@seconds_option(
+    "grace",
+    2.0,
+    "Seconds to wait, once the command has ended, for those of its processes that have not.",
 )
-@click.option(
-    "--otlp",
-    metavar="ENDPOINT",
-    callback=check_endpoint,
-    help="Send them to this OTLP/HTTP receiver instead.",
-)
-@click.option(
-    "--grace",
-    "grace_s",
-    type=float,
-    callback=check_seconds,
-    default=2.0,
-    show_default=True,
-    help="Seconds to wait, once the command has ended, for those of its processes that have not.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    callback=check_seconds,
-    default=30.0,
-    show_default=True,
-    help="Seconds that recovery may take; what is left then is for lens recover.",
+@seconds_option(
+    "timeout", 30.0, "Seconds that recovery may take; what is left then is for lens recover."
 )
 @click.option("--quiet", is_flag=True, help="Write nothing.")
 def run(

@@ -23,6 +23,7 @@ from lens_core.telemetry.journal.exit_note import write_exit_note
 from lens_core.telemetry.journal.format import JOURNAL_SUFFIX
 from lens_core.telemetry.journal.process import boot_id, pid_namespace, start_ticks
 from lens_core.telemetry.journal.reader import JournalError, JournalImage, read_head
+from lens_core.whole_number import whole_number
 
 __all__ = ["ExitWatch", "Watched"]
 
@@ -259,7 +260,8 @@ def _is_journal(entry: os.DirEntry[str]) -> bool:
 def _created_ns(journal: Path) -> int:
     """When a journal was created, by its name: others may have left thousands that are older."""
     text = journal.name.removesuffix(JOURNAL_SUFFIX).rpartition("-")[2]
-    return int(text) if text.isascii() and text.isdigit() else time.time_ns()
+    created_ns = whole_number(text)
+    return time.time_ns() if created_ns is None else created_ns
 
 
 def _is_closed(journal: Path) -> bool:

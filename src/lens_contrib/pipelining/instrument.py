@@ -19,6 +19,7 @@ from lens_contrib.pipelining.stage import StageHooks
 from lens_contrib.pipelining.wire import Wire
 from lens_core.errors import ConfigError, MissingExtraError, SetupError
 from lens_core.spans import span_tracer
+from lens_core.whole_number import whole_number
 
 try:
     import torch
@@ -182,7 +183,7 @@ def check_torch(version: str) -> None:
     """
     first, end = SUPPORTED_TORCH
     parts = version.split("+")[0].split(".")
-    release = tuple(int(part) for part in parts[:2] if part.isdigit())
+    release = tuple(n for part in parts[:2] if (n := whole_number(part)) is not None)
     if not first <= release < end:
         raise SetupError(
             f"instrument_pipelining supports torch >= {first[0]}.{first[1]}, < {end[0]}.{end[1]}, "

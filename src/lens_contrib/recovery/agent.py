@@ -11,8 +11,7 @@ from types import FrameType
 
 import click
 
-from lens_contrib.recovery.endpoint import check_endpoint
-from lens_contrib.recovery.seconds import check_seconds
+from lens_contrib.options import otlp_option, seconds_option
 from lens_contrib.recovery.shipping import Round, Shipper
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.attach import SenderSink
@@ -22,22 +21,8 @@ __all__ = ["agent"]
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@click.option(
-    "--otlp",
-    required=True,
-    metavar="ENDPOINT",
-    callback=check_endpoint,
-    help="OTLP/HTTP receiver.",
-)
-@click.option(
-    "--interval",
-    "interval_s",
-    type=float,
-    callback=check_seconds,
-    default=1.0,
-    show_default=True,
-    help="Seconds between rounds.",
-)
+@otlp_option("OTLP/HTTP receiver.", required=True)
+@seconds_option("interval", 1.0, "Seconds between rounds.")
 @click.option("--once", is_flag=True, help="Do one round and end.")
 def agent(directory: Path, otlp: str, interval_s: float, once: bool) -> None:
     """Deliver the spans of all processes of this host that have a journal below DIR.

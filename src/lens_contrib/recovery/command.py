@@ -10,9 +10,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from lens_contrib.options import recovered_to_options, seconds_option
 from lens_contrib.recovery.asking import ask_for_stacks
-from lens_contrib.recovery.endpoint import check_endpoint
-from lens_contrib.recovery.seconds import check_seconds
 from lens_core.telemetry.exporters import SPANS, otlp_sink
 from lens_core.telemetry.journal.attach import SenderSink
 from lens_core.telemetry.journal.location import search
@@ -33,17 +32,7 @@ def _exit_status(text: str) -> tuple[int, int]:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="DIR...")
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the recovered spans, instead of the run's own.",
-)
-@click.option(
-    "--otlp",
-    metavar="ENDPOINT",
-    callback=check_endpoint,
-    help="Send them to this OTLP/HTTP receiver instead.",
-)
+@recovered_to_options
 @click.option(
     "--exit-status",
     "exit_statuses",
@@ -102,15 +91,7 @@ def recover(
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    callback=check_seconds,
-    default=2.0,
-    show_default=True,
-    help="Seconds to wait.",
-)
+@seconds_option("timeout", 2.0, "Seconds to wait.")
 def stacks(runs: Sequence[str], timeout_s: float) -> None:
     """Show the Python stacks of all threads of a run's live processes on this host.
 

@@ -22,7 +22,7 @@ from typing import BinaryIO, Final, cast
 
 import click
 
-from lens_contrib.recovery.endpoint import check_endpoint
+from lens_contrib.options import otlp_option
 from lens_contrib.timeline.runs import RunError, run_files
 from lens_core.telemetry.delivery import Outcome
 from lens_core.telemetry.journal.location import search
@@ -195,12 +195,7 @@ def _without(
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@click.option(
-    "--otlp",
-    metavar="ENDPOINT",
-    callback=check_endpoint,
-    help="OTLP/HTTP receiver, if not the configured one.",
-)
+@otlp_option("OTLP/HTTP receiver, if not the configured one.")
 def ship(directory: Path, otlp: str | None) -> None:
     """Send the spans of a run's directory to a collector, each once.
 

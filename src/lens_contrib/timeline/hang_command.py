@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lens_contrib.options import seconds_option
 from lens_contrib.recovery.asking import ask_for_stacks
-from lens_contrib.recovery.seconds import check_seconds
 from lens_contrib.timeline.hang import HANG_AFTER_S, HangReport, Suspect, analyse
 from lens_contrib.timeline.open_processes import OpenProcess, take_snapshot
 from lens_core.telemetry.journal.location import search
@@ -34,14 +34,10 @@ _MAX_SILENT = 16
     is_flag=True,
     help="Ask the live processes of this host for their stacks first.",
 )
-@click.option(
-    "--after",
-    "after_s",
-    type=float,
-    callback=check_seconds,
-    default=HANG_AFTER_S,
-    show_default=True,
-    help="Seconds that a rank may keep others waiting before that counts as a hang.",
+@seconds_option(
+    "after",
+    HANG_AFTER_S,
+    "Seconds that a rank may keep others waiting before that counts as a hang.",
 )
 def hang(runs: Sequence[str], as_json: bool, stacks: bool, after_s: float) -> None:
     """Show who waits for whom in a run that hangs, or hung when it was killed.

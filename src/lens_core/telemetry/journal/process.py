@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from lens_core.whole_number import whole_number
+
 __all__ = [
     "ProcessIdentity",
     "boot_id",
@@ -147,8 +149,8 @@ def oom_kills(events_file: str) -> int | None:
     if events_file:
         for line in _read(events_file).splitlines():
             name, _, count = line.partition(" ")
-            if name == "oom_kill" and count.strip().isdigit():
-                return int(count)
+            if name == "oom_kill":
+                return whole_number(count)
     return None
 
 
