@@ -13,6 +13,7 @@ from benchmarks.slowest import slowest_rank
 from lens_core.telemetry.delivery import Delivery, DeliverySettings
 from lens_core.telemetry.exporters import SPANS
 from lens_core.telemetry.files import FileSink, LineFile
+from lens_core.telemetry.journal.location import default_root
 from lens_core.telemetry.journal.processor import JournalSpanProcessor
 from lens_core.telemetry.journal.writer import JournalSettings
 from lens_core.telemetry.span_pipeline import SpanPipeline
@@ -39,11 +40,15 @@ class Switched(SpanProcessor):
 
 def demo_steps(ranks: int, rounds: int) -> dict[str, list[float]]:
     """Microseconds of each step with and without the journal, and of the A/A control."""
-    with tempfile.TemporaryDirectory() as folder:
-        return slowest_rank(run_ranks(_rank, ranks, 500, folder, rounds))
+    # Where a journal is unless it is configured, which may be another file system.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=default_root()) as journals,
+    ):
+        return slowest_rank(run_ranks(_rank, ranks, 500, folder, journals, rounds))
 
 
-def _rank(rank, ranks, folder, rounds):
+def _rank(rank, ranks, folder, journals, rounds):
     import torch.distributed as dist
 
     from lens_contrib.demo.model import ModelShape
@@ -52,7 +57,7 @@ def _rank(rank, ranks, folder, rounds):
 
     root = Path(folder, f"rank{rank}")
     root.mkdir()
-    journal = JournalSpanProcessor(JournalSettings(root / "journal", keeps="all"))
+    journal = JournalSpanProcessor(JournalSettings(Path(journals, f"rank{rank}"), keeps="all"))
     switched = Switched(journal)
     delivery = Delivery(
         SPANS.name,

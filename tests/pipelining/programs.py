@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from lens_contrib.mesh import mesh_coordinates
-from lens_contrib.pipelining import instrument_pipelining
+from lens_contrib.pipelining import instrument_pipelining, roll_call, uninstrument_pipelining
 from lens_core.identity import Identity, RunKey, install_identity, step_span
 from lens_core.incidents import incidents
 from lens_core.telemetry.ids import PrivateIdGenerator
@@ -293,6 +293,34 @@ def one_differs(rank, world_size, links, how):
         "spans": [told(span) for span in spans.spans],
         "incidents": dict(incidents.counts()),
     }
+
+
+def one_comes_late(rank, world_size, before):
+    """Rank 1 is not in the others' pipeline at first; the spans of three times two steps."""
+    roll_call._GRACE_S = roll_call._ABSENT_PAUSE_S = 0.2
+    spans = recorder(rank)
+    built = build(rank, world_size, "Schedule1F1B")
+    if rank != 1:
+        instrument_pipelining(built[0], name="p", tracer=spans.tracer)
+    elif before == "another name":
+        instrument_pipelining(built[0], name="q", tracer=spans.tracer)
+    parts = []
+    for part in range(3):
+        if rank == 1 and part == 2:
+            uninstrument_pipelining(built[0])
+            instrument_pipelining(built[0], name="p", tracer=spans.tracer)
+        dist.barrier()
+        time.sleep(1.0)  # for the threads that look who is there
+        known, counted = len(spans.spans), incidents.count("link.missing")
+        for step in (2 * part, 2 * part + 1):
+            train(*built, steps=1, in_step=lambda _, n=step: step_span(n, tracer=spans.tracer))
+        parts.append(
+            {
+                "spans": [told(span) for span in spans.spans[known:]],
+                "missing": incidents.count("link.missing") - counted,
+            }
+        )
+    return parts, incidents.count("pipelining.absent")
 
 
 def killed_in_the_middle(rank, world_size, links):

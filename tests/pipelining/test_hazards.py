@@ -51,6 +51,27 @@ def test_derived_links_that_cannot_be_are_left_out_and_counted(how):
     assert missing[3] == 0
 
 
+@pytest.mark.parametrize("before", ["not instrumented", "another name"])
+def test_a_rank_that_is_not_in_the_pipeline_is_found_out_and_found_again(before):
+    """It has the run key, so nothing but the pipeline itself can show that it derives no ids."""
+    results = run_ranks(programs.one_comes_late, WORLD, LONGEST_S, before, group_timeout_s=20)
+    first, found_out, found_again = zip(*(parts for parts, _ in results), strict=True)
+    assert [told for _, told in results] == [1, 2 if before == "another name" else 0, 1, 0]
+    messages = 2 * 8  # of two steps, from one rank to another
+    wrong, nowhere, right = _wrong_links(first)
+    assert (wrong, right) == ([], 2 * messages)
+    wrong, nowhere, right = _wrong_links(found_out)
+    assert (wrong, nowhere, right) == ([], 0, 2 * messages)
+    assert [part["missing"] for part in found_out] == [
+        messages,
+        2 * messages if before == "another name" else 0,
+        messages,
+        0,
+    ]
+    assert _wrong_links(found_again) == ([], 0, 6 * messages)
+    assert [part["missing"] for part in found_again] == [0] * WORLD
+
+
 def test_wire_is_refused_on_every_rank_if_one_is_not_instrumented():
     results = run_ranks(
         programs.one_differs, WORLD, LONGEST_S, "wire", "not instrumented", group_timeout_s=10

@@ -14,6 +14,7 @@ from lens_contrib.pipelining.handshake import shake_hands
 from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
 from lens_contrib.pipelining.layout import current_layout, pipeline_key
 from lens_contrib.pipelining.registry import pipeline_of
+from lens_contrib.pipelining.roll_call import RollCall
 from lens_contrib.pipelining.run import PipelineTrace
 from lens_contrib.pipelining.stage import StageHooks
 from lens_contrib.pipelining.wire import Wire
@@ -23,6 +24,7 @@ from lens_core.whole_number import whole_number
 
 try:
     import torch
+    import torch.distributed as dist
     from torch.distributed.pipelining.schedules import (
         PipelineScheduleMulti,
         PipelineScheduleSingle,
@@ -150,13 +152,15 @@ def instrument_pipelining(
         shake_hands(pipeline.name, stages[0].group, timeout_s=timeout_s)
     shared = None if pipeline.trace is None else pipeline.trace()
     if shared is None or not _joins(shared, stages, links):
+        key = pipeline_key(pipeline.name, pipeline.members)
         shared = PipelineTrace(
             pipeline.name,
-            pipeline_key(pipeline.name, pipeline.members),
+            key,
             pipeline.calls,
             partial(current_layout, stages[0]),
             span_tracer.tracer if tracer is None else tracer,
             Wire() if links == "wire" else None,
+            RollCall(key, dist.get_rank()) if links == "derived" else None,
         )
         pipeline.trace = ref(shared)
     return Instrumentation(schedule_or_stage, [StageHooks(stage, shared) for stage in stages])

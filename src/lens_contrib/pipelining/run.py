@@ -10,6 +10,7 @@ from opentelemetry.trace import Tracer
 
 from lens_contrib.pipelining.guarded import guarded
 from lens_contrib.pipelining.layout import Layout
+from lens_contrib.pipelining.roll_call import RollCall
 from lens_contrib.pipelining.spans import RunSpans
 from lens_contrib.pipelining.wire import Wire
 from lens_core.identity import StepScope, current_identity, current_step, step_span
@@ -36,6 +37,7 @@ class PipelineTrace:
         layout: Gives the places of its stages as they are now.
         tracer: Starts the spans.
         wire: Sends and reads frames; ``None``: links are derived.
+        roll: Knows who derives no ids; ``None`` where links are not derived.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class PipelineTrace:
         layout: Callable[[Layout | None], Layout],
         tracer: Tracer,
         wire: Wire | None,
+        roll: RollCall | None,
     ) -> None:
         self.name: Final = name
         self.tracer: Final = tracer
         self.wire: Final = wire
         #: Indices of the stages that are hooked.
         self.indices: set[int] = set()
+        self._roll = roll
         self._key = key
         self._calls = calls
         self._current_layout = layout
@@ -119,7 +123,7 @@ class PipelineTrace:
         # The schedule may run several times in one step; all ranks count alike.
         group = f"{self._key}/{scope.count(kind)}"
         self._layout = self._current_layout(self._layout)
-        self._run = RunSpans(self.tracer, self.wire, self._layout, scope, group)
+        self._run = RunSpans(self.tracer, self.wire, self._roll, self._layout, scope, group)
 
     def _end(self) -> None:
         self._run.close()
@@ -129,4 +133,4 @@ class PipelineTrace:
             self.wire.new_step()
 
     def _without_run(self) -> RunSpans:
-        return RunSpans(self.tracer, self.wire, self._layout)
+        return RunSpans(self.tracer, self.wire, self._roll, self._layout)

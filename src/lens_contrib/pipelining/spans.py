@@ -13,6 +13,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
 from lens_contrib.pipelining.guarded import guarded
 from lens_contrib.pipelining.layout import Layout
+from lens_contrib.pipelining.roll_call import RollCall
 from lens_contrib.pipelining.wire import Wire
 from lens_core.errors import MissingExtraError
 from lens_core.identity import HopId, StepScope, current_identity
@@ -64,6 +65,7 @@ class RunSpans:
     Args:
         tracer: Starts the spans.
         wire: Sends and reads frames; ``None``: links are derived.
+        roll: Knows who derives no ids; ``None`` where links are not derived.
         layout: The places of the pipeline's stages.
         scope: The step of the run, from which ids are derived; ``None`` where no schedule runs, and
             stages are driven by hand.
@@ -78,6 +80,7 @@ class RunSpans:
         self,
         tracer: Tracer,
         wire: Wire | None,
+        roll: RollCall | None,
         layout: Layout,
         scope: StepScope | None = None,
         group: str = "",
@@ -86,6 +89,7 @@ class RunSpans:
         self.scope: Final = scope
         self._tracer = tracer
         self._wire = wire
+        self._roll = roll
         self._layout = layout
         self._group = group
         local = trace.get_current_span(self.context).get_span_context()
@@ -215,6 +219,8 @@ class RunSpans:
         return [next((s for s in named if is_on(s, op.peer)), _UNKNOWN) for op in ops]
 
     def _arrived(self, record: _Receiving) -> None:
+        if self._roll is not None:
+            self._roll.heard(self._layout.rank_of[record.source])
         if not record.frames:
             record.span.end()
         elif record.frames[0].tensor.device.type == "cpu":
@@ -320,13 +326,18 @@ class RunSpans:
     def _derived_link(self, place: Place, source: int) -> Link | None:
         direction, stage, microbatch = place
         scope = self._deriving("recv", place, source)
-        if scope is None or not scope.identity.includes(self._layout.rank_of[source]):
+        if scope is None or not self._derives(scope, self._layout.rank_of[source]):
             incidents.record(
                 "link.missing",
                 f"stage {stage} cannot derive the id of stage {source}'s send",
-                todo="Call agree_run_key() on all ranks, after telemetry is set up there; a stage "
-                "that no schedule drives needs hop_span().",
+                todo="Call agree_run_key() and instrument_pipelining() on all ranks, after "
+                "telemetry is set up there; a stage that no schedule drives needs hop_span().",
             )
             return None
         hop = HopId(direction, source, stage, microbatch, self._group)
         return self._link(scope.hop_context(hop), source, microbatch, direction)
+
+    def _derives(self, scope: StepScope, rank: int) -> bool:
+        """Whether a rank starts the spans of its sends under derived ids."""
+        is_absent = self._roll is not None and rank in self._roll.absent
+        return scope.identity.includes(rank) and not is_absent
