@@ -232,9 +232,17 @@ def test_with_rays_own_tracing_on_our_spans_nest_in_its(tmp_path):
 
 
 CLIENT = """
+import sys
+from ray._private.client_mode_hook import disable_client_hook
 from ray.util.client.ray_client_helpers import ray_start_client_server
 from opentelemetry.sdk.trace import TracerProvider
-from lens_contrib.ray import ray_dispatch_with_context, traced
+from lens_contrib.ray import ray_dispatch_with_context, runtime_env, traced
+
+def connect(job_config=None, **options):
+    # To a cluster that is there: to start one forks, from a server that has threads.
+    import ray
+    with disable_client_hook():
+        return ray.init(sys.argv[1], job_config=job_config, runtime_env=runtime_env(), **options)
 
 class Actor:
     @traced
@@ -249,7 +257,7 @@ class Actor:
 def task(x):
     return x
 
-with ray_start_client_server() as ray:
+with ray_start_client_server(ray_connect_handler=connect) as ray:
     with TracerProvider().get_tracer("client").start_as_current_span("caller") as span:
         remote_task = ray.remote(traced(task))
         actor_class = ray.remote(Actor)
@@ -265,9 +273,9 @@ with ray_start_client_server() as ray:
 
 
 @pytest.mark.timeout(120)
-def test_ray_client_sends_a_carrier_by_dispatch(tmp_path):
+def test_ray_client_sends_a_carrier_by_dispatch(cluster, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT],
+        [sys.executable, "-c", CLIENT, ray.get_runtime_context().gcs_address],
         cwd=tmp_path,
         env={
             **os.environ,
