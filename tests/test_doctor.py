@@ -1,5 +1,6 @@
 """``lens doctor`` names what stands in the way, and says what to do about it."""
 
+import functools
 import os
 import socket
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.ahead import started
 
 LENS = Path(sys.executable).with_name("lens")
 
@@ -65,58 +68,72 @@ def test_an_otlp_endpoint_that_answers_and_one_that_does_not():
     assert "Connection refused; start the collector" in text
 
 
-@pytest.mark.parametrize(
-    ("env", "problem"),
-    [
-        ({"NEMO_LENS_ENABLED": "perhaps"}, "NEMO_LENS_ENABLED='perhaps' is not valid"),
-        ({"OTEL_PROPAGATORS": "nonesuch"}, "OTEL_PROPAGATORS='nonesuch' cannot be loaded"),
-        (
-            {
-                "NEMO_LENS_ENABLED": "1",
-                "NEMO_LENS_EXPORTER": "file",
-                "NEMO_LENS_OUTPUT_DIR": "/proc/nonesuch",
-            },
-            "/proc/nonesuch cannot be written",
-        ),
-        (
-            {
-                "NEMO_LENS_ENABLED": "1",
-                "NEMO_LENS_EXPORTER": "file",
-                "NEMO_LENS_OUTPUT_DIR": "x" * 300,
-            },
-            "cannot be written (File name too long); set NEMO_LENS_OUTPUT_DIR",
-        ),
-        (
-            {"NEMO_LENS_TRACES_ENABLED": "1", "NEMO_LENS_JOURNAL": "b", "NEMO_LENS_ENABLED": "a"},
-            "NEMO_LENS_JOURNAL='b' is not valid",
-        ),
-        ({"OTEL_PROPAGATORS": "none"}, "OTEL_PROPAGATORS='none': no context is carried"),
-        (
-            {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:99999"},
-            "http://127.0.0.1:99999/v1/traces is no endpoint for http/protobuf (Port out of range",
-        ),
-        (
-            {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"},
-            "(it does not start with http:// or https://); correct OTEL_EXPORTER_OTLP_ENDPOINT",
-        ),
-        (
-            {**OTLP, "OTEL_TRACES_SAMPLER": "nonesuch"},
-            "OTEL_TRACES_SAMPLER=nonesuch is not valid; ParentBased",
-        ),
-        (
-            {
-                **OTLP,
-                "OTEL_TRACES_SAMPLER": "traceidratio",
-                "OTEL_TRACES_SAMPLER_ARG": "5",
-            },
-            "OTEL_TRACES_SAMPLER=traceidratio OTEL_TRACES_SAMPLER_ARG=5 is not valid",
-        ),
-    ],
-)
-def test_what_is_wrong_is_named(env, problem):
-    status, text = doctor(**env)
+#: What is wrong in an environment, and what is said of it.
+WRONG = {
+    "switch": ({"NEMO_LENS_ENABLED": "perhaps"}, "NEMO_LENS_ENABLED='perhaps' is not valid"),
+    "propagator": (
+        {"OTEL_PROPAGATORS": "nonesuch"},
+        "OTEL_PROPAGATORS='nonesuch' cannot be loaded",
+    ),
+    "nowhere to write": (
+        {
+            "NEMO_LENS_ENABLED": "1",
+            "NEMO_LENS_EXPORTER": "file",
+            "NEMO_LENS_OUTPUT_DIR": "/proc/nonesuch",
+        },
+        "/proc/nonesuch cannot be written",
+    ),
+    "a long name": (
+        {
+            "NEMO_LENS_ENABLED": "1",
+            "NEMO_LENS_EXPORTER": "file",
+            "NEMO_LENS_OUTPUT_DIR": "x" * 300,
+        },
+        "cannot be written (File name too long); set NEMO_LENS_OUTPUT_DIR",
+    ),
+    "second bad value": (
+        {"NEMO_LENS_TRACES_ENABLED": "1", "NEMO_LENS_JOURNAL": "b", "NEMO_LENS_ENABLED": "a"},
+        "NEMO_LENS_JOURNAL='b' is not valid",
+    ),
+    "no propagation": (
+        {"OTEL_PROPAGATORS": "none"},
+        "OTEL_PROPAGATORS='none': no context is carried",
+    ),
+    "a port": (
+        {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:99999"},
+        "http://127.0.0.1:99999/v1/traces is no endpoint for http/protobuf (Port out of range",
+    ),
+    "no scheme": (
+        {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"},
+        "(it does not start with http:// or https://); correct OTEL_EXPORTER_OTLP_ENDPOINT",
+    ),
+    "sampler": (
+        {**OTLP, "OTEL_TRACES_SAMPLER": "nonesuch"},
+        "OTEL_TRACES_SAMPLER=nonesuch is not valid; ParentBased",
+    ),
+    "a share": (
+        {
+            **OTLP,
+            "OTEL_TRACES_SAMPLER": "traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "5",
+        },
+        "OTEL_TRACES_SAMPLER=traceidratio OTEL_TRACES_SAMPLER_ARG=5 is not valid",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(request):
+    works = {name: functools.partial(doctor, **env) for name, (env, _) in WRONG.items()}
+    with started(request, works, at_once=2) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(name, answers):
+    status, text = answers[name].result()
     assert status == 1
-    assert problem in text
+    assert WRONG[name][1] in text
 
 
 def test_that_nothing_would_be_sampled_is_worth_a_note(tmp_path):
