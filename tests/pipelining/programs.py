@@ -15,6 +15,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from lens_contrib.mesh import mesh_coordinates
 from lens_contrib.pipelining import instrument_pipelining, roll_call, uninstrument_pipelining
+from lens_contrib.pipelining.hook import KEPT_AS
 from lens_core.identity import Identity, RunKey, install_identity, step_span
 from lens_core.incidents import incidents
 from lens_core.telemetry.ids import PrivateIdGenerator
@@ -309,8 +310,15 @@ def one_comes_late(rank, world_size, before):
         if rank == 1 and part == 2:
             uninstrument_pipelining(built[0])
             instrument_pipelining(built[0], name="p", tracer=spans.tracer)
+        if part > 0:
+            neighbours = {
+                0: {1},
+                1: {0, 2} if before == "another name" else set(),
+                2: {1},
+                3: set(),
+            }
+            _wait_until_absent(built[0]._stage, neighbours[rank] if part == 1 else set())
         dist.barrier()
-        time.sleep(1.0)  # for the threads that look who is there
         known, counted = len(spans.spans), incidents.count("link.missing")
         for step in (2 * part, 2 * part + 1):
             train(*built, steps=1, in_step=lambda _, n=step: step_span(n, tracer=spans.tracer))
@@ -321,6 +329,14 @@ def one_comes_late(rank, world_size, before):
             }
         )
     return parts, incidents.count("pipelining.absent")
+
+
+def _wait_until_absent(stage, ranks):
+    deadline = time.monotonic() + 30
+    hooks = vars(stage).get(KEPT_AS)
+    while hooks is not None and hooks.trace._roll.absent != ranks:
+        assert time.monotonic() < deadline, hooks.trace._roll.absent
+        time.sleep(0.01)
 
 
 def killed_in_the_middle(rank, world_size, links):
