@@ -107,8 +107,10 @@ def instrument_pipelining(
     (V schedules), the computation links to the one that it got its input from. A send's span marks
     the moment of sending; a recv's lasts from posting until the stage uses the payload.
 
-    With ``links="derived"`` not a byte is sent: both ends derive the ids, for which the ranks must
-    share a run key (:func:`lens_contrib.run_key.agree_run_key`, or the launcher's environment).
+    With ``links="derived"`` no message is sent: both ends derive the ids, for which the ranks must
+    share a run key (:func:`lens_contrib.run_key.agree_run_key`, or the launcher's environment). In
+    the background each rank says once in the group's store that it takes part; a rank that does not
+    is counted as ``pipelining.absent``, and is no longer linked to.
     With ``"wire"`` one frame of 256 bytes follows each payload, for peers that cannot derive.
 
     Call it after the schedule is made, on every rank of the pipeline, in the same order. Inside

@@ -47,7 +47,10 @@ class RollCall:
         self._told: SimpleQueue[int | None] = SimpleQueue()
         # It knows the queue and not this object, which could not be collected otherwise.
         arguments = weakref.ref(self), self._told, key, rank
-        Thread(target=_call, args=arguments, name="lens-roll-call", daemon=True).start()
+        try:
+            Thread(target=_call, args=arguments, name="lens-roll-call", daemon=True).start()
+        except RuntimeError as error:  # no thread more, or the interpreter ends
+            incidents.record("pipelining.no_roll_call", describe(error))
         weakref.finalize(self, self._told.put, None).atexit = False
 
     def heard(self, rank: int) -> None:
@@ -101,5 +104,5 @@ def _call(
             del listener
     except ProcessGroupError:
         pass  # it was destroyed, and nothing is sent any more
-    except RuntimeError as error:  # StoreError, DistError and its kin
+    except Exception as error:  # noqa: BLE001 - a store of the user's may raise anything
         incidents.record("pipelining.no_roll_call", describe(error))
