@@ -140,7 +140,7 @@ def _loop(rank, world_size, multiplications, rounds):
     import torch
     import torch.distributed as dist
 
-    from lens_contrib.store_context import StoreContext
+    from lens_contrib.torch.published_context import StoreContext
     from lens_contrib.torch_distributed import broadcast_trace_context
 
     tracer, who = null_tracer(), Identity(_KEY, rank=rank)

@@ -18,12 +18,12 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from benchmarks.journal_steps import OFF, ON, demo_steps
 from benchmarks.ratios import Report, interleave
-from lens_core.telemetry.delivery import Delivery, DeliverySettings
-from lens_core.telemetry.exporters import SPANS
-from lens_core.telemetry.files import FileSink, LineFile
-from lens_core.telemetry.journal.processor import JournalSpanProcessor
-from lens_core.telemetry.journal.writer import JournalSettings, Keeps
-from lens_core.telemetry.span_pipeline import SpanPipeline
+from lens_core.journal.write.processor import JournalSpanProcessor
+from lens_core.journal.write.writer import JournalSettings, Keeps
+from lens_core.telemetry.export.destinations import SPANS
+from lens_core.telemetry.export.files import FileSink, LineFile
+from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings
+from lens_core.telemetry.pipeline.span_pipeline import SpanPipeline
 
 MOST_US_PER_SPAN = 6.0
 SPANS_A_CALL = 100

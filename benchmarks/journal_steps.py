@@ -10,13 +10,13 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from benchmarks.ratios import interleave
 from benchmarks.slowest import slowest_rank
-from lens_core.telemetry.delivery import Delivery, DeliverySettings
-from lens_core.telemetry.exporters import SPANS
-from lens_core.telemetry.files import FileSink, LineFile
-from lens_core.telemetry.journal.location import default_root
-from lens_core.telemetry.journal.processor import JournalSpanProcessor
-from lens_core.telemetry.journal.writer import JournalSettings
-from lens_core.telemetry.span_pipeline import SpanPipeline
+from lens_core.journal.location import default_root
+from lens_core.journal.write.processor import JournalSpanProcessor
+from lens_core.journal.write.writer import JournalSettings
+from lens_core.telemetry.export.destinations import SPANS
+from lens_core.telemetry.export.files import FileSink, LineFile
+from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings
+from lens_core.telemetry.pipeline.span_pipeline import SpanPipeline
 from tests.gloo import run_ranks
 
 OFF, ON = "journal off", "journal on"
@@ -51,9 +51,9 @@ def demo_steps(ranks: int, rounds: int) -> dict[str, list[float]]:
 def _rank(rank, ranks, folder, journals, rounds):
     import torch.distributed as dist
 
-    from lens_contrib.demo.model import ModelShape
-    from lens_contrib.demo.text import load_corpus
-    from lens_contrib.demo.training import StageTrainer, TrainingPlan
+    from lens_tools.demo.model import ModelShape
+    from lens_tools.demo.text import load_corpus
+    from lens_tools.demo.training import StageTrainer, TrainingPlan
 
     root = Path(folder, f"rank{rank}")
     root.mkdir()

@@ -7,7 +7,7 @@ import enum
 import numpy as np
 import pytest
 
-from lens_core.attributes import REDACTED, clean_attributes, redact_text, to_number
+from lens_core.spans.attributes import REDACTED, clean_attributes, redact_text, to_number
 
 
 def clean(value):

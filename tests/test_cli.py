@@ -16,7 +16,7 @@ class Missing(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Missing())
 sys.argv = ["lens", *{arguments!r}]
-from lens_contrib.cli import main
+from lens_tools.cli import main
 main()
 """
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lens_contrib.timeline.runs import read_run
+from lens_tools.runs.read import read_run
 from tests.telemetry.harness import receiving
 
 pytest.importorskip("ray")
 pytest.importorskip("torch")
 
-from lens_contrib.demo.session import report_hops
-from lens_contrib.demo.text import load_corpus
+from lens_tools.demo.session import report_hops
+from lens_tools.demo.text import load_corpus
 
 LENS = Path(sys.executable).with_name("lens")
 STEPS, RANKS, MICROBATCHES = 10, 2, 4

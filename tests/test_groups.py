@@ -3,8 +3,8 @@
 import pytest
 
 from lens_core import enabled_span_groups, set_enabled_span_groups
-from lens_core.groups import SpanGroupSwitch, SpanRegistry, span_groups
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
+from lens_core.spans.groups import SpanGroupSwitch, SpanRegistry, span_groups
 from lens_core.telemetry.group_file import GroupFileWatch, write_group_file
 
 DEFAULT = {"job", "checkpoint", "evaluate"}
@@ -62,10 +62,10 @@ def test_registration_mistakes():
 
 def test_unknown_names_are_counted_and_what_exists_is_listed(caplog):
     switch = SpanGroupSwitch(SpanRegistry())
-    before = incidents.count("groups.unknown")
+    before = diagnostics.count("groups.unknown")
     switch.set("default,stepp")
     assert switch.enabled == DEFAULT
-    assert incidents.count("groups.unknown") == before + 1
+    assert diagnostics.count("groups.unknown") == before + 1
 
 
 def test_switching_in_the_process():

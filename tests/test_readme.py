@@ -36,7 +36,7 @@ def test_setup(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    from lens_contrib.timeline.runs import read_run
+    from lens_tools.runs.read import read_run
 
     (span,) = read_run(tmp_path / "readme").spans
     assert span.name == "job"
@@ -148,7 +148,7 @@ def test_ray(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "HI" in done.stdout
-    from lens_contrib.timeline.runs import read_run
+    from lens_tools.runs.read import read_run
 
     spans = {span.name: span for span in read_run(tmp_path / "runs" / "readme").spans}
     call = next(span for name, span in spans.items() if name.endswith("generate"))

@@ -27,7 +27,7 @@ from lens_core import (
     trace_fn,
     with_current_context,
 )
-from lens_core.attributes import REDACTED, clean_attributes, redact_value
+from lens_core.spans.attributes import REDACTED, clean_attributes, redact_value
 from tests.telemetry.harness import telemetry
 
 

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from lens_contrib.run_key import agree_run_key
+from lens_contrib.torch.run_key_agreement import agree_run_key
 from lens_core import NemoLensConfig, setup_telemetry
+from lens_core.diagnostics import diagnostics
 from lens_core.identity import hop_span, run_span, step_span
-from lens_core.incidents import incidents
 
 WIDTH, ROWS = 32, 4
 
@@ -154,8 +154,8 @@ def train(steps: int, microbatches: int, output: str) -> None:
                     loss = stage.run_1f1b(microbatches)
                 if rank == world_size - 1:
                     print(f"step {step}: loss {loss:.6f}")
-    if incidents.counts():
-        print(f"rank {rank}: {dict(incidents.counts())}")
+    if diagnostics.counts():
+        print(f"rank {rank}: {dict(diagnostics.counts())}")
 
 
 def _spawned(rank: int, world_size: int, store: str, options: argparse.Namespace) -> None:

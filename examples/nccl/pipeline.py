@@ -21,19 +21,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lens_contrib.demo.model import ModelShape
-from lens_contrib.demo.text import load_corpus
-from lens_contrib.demo.training import (
+from lens_core import NemoLensConfig, setup_telemetry
+from lens_core.semconv import NV_DL_RANK, NV_DL_WORLD_SIZE
+from lens_core.telemetry.export.files import run_directory
+from lens_tools.demo.model import ModelShape
+from lens_tools.demo.text import load_corpus
+from lens_tools.demo.training import (
     StageTrainer,
     TrainingPlan,
     broadcast_hops,
     point_to_point_hops,
 )
-from lens_contrib.timeline.hops import HopResolution, resolve_hops
-from lens_contrib.timeline.runs import read_run
-from lens_core import NemoLensConfig, setup_telemetry
-from lens_core.semconv import NV_DL_RANK, NV_DL_WORLD_SIZE
-from lens_core.telemetry.files import run_directory
+from lens_tools.runs.hops import HopResolution, resolve_hops
+from lens_tools.runs.read import read_run
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from lens_contrib.timeline.runs import SpanRecord, read_run
+from lens_tools.runs.read import SpanRecord, read_run
 
 
 def print_trees(directory: Path) -> None:

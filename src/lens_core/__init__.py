@@ -9,18 +9,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lens_core.attributes import redact_value, safe_set_span_attributes
 from lens_core.carrier import extract_context, inject_context
 from lens_core.errors import LensError
-from lens_core.groups import (
+from lens_core.links import add_carrier_link, attach_carrier, create_linked_span, linked_span
+from lens_core.spans.attributes import redact_value, safe_set_span_attributes
+from lens_core.spans.groups import (
     SpanRegistry,
     enabled_span_groups,
     is_span_group_enabled,
     set_enabled_span_groups,
     span_registry,
 )
-from lens_core.links import add_carrier_link, attach_carrier, create_linked_span, linked_span
-from lens_core.spans import (
+from lens_core.spans.managed import (
     managed_span,
     span_attributes,
     span_cm,
@@ -32,9 +32,9 @@ from lens_core.state import get_pp_trace_carrier, set_pp_trace_carrier
 if TYPE_CHECKING:
     from lens_core.telemetry.config import NemoLensConfig
     from lens_core.telemetry.handle import TelemetryHandle
-    from lens_core.telemetry.log_bridge import setup_logging_bridge
+    from lens_core.telemetry.logs.log_bridge import setup_logging_bridge
+    from lens_core.telemetry.metrics.training_metrics import record_training_step
     from lens_core.telemetry.setup import setup_telemetry
-    from lens_core.telemetry.training_metrics import record_training_step
 
 __all__ = [
     "LensError",
@@ -70,8 +70,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "NemoLensConfig": "lens_core.telemetry.config",
     "TelemetryHandle": "lens_core.telemetry.handle",
-    "record_training_step": "lens_core.telemetry.training_metrics",
-    "setup_logging_bridge": "lens_core.telemetry.log_bridge",
+    "record_training_step": "lens_core.telemetry.metrics.training_metrics",
+    "setup_logging_bridge": "lens_core.telemetry.logs.log_bridge",
     "setup_telemetry": "lens_core.telemetry.setup",
 }
 

@@ -16,15 +16,15 @@ from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import CarrierError
-from lens_core.incidents import describe, incidents
 
 try:
     from opentelemetry.propagate import get_global_textmap
 except ValueError as error:
     # opentelemetry.propagate raises at import when OTEL_PROPAGATORS names one that is not
     # installed. A wrong variable must not stop a training job, so fall back to the defaults.
-    incidents.record(
+    diagnostics.record(
         "propagators.invalid",
         str(error),
         todo="Correct OTEL_PROPAGATORS; tracecontext and baggage are used until then.",
@@ -176,5 +176,5 @@ def read_carrier(carrier: Mapping[str, str] | None) -> tuple[Context, bool]:
             problem = f"of {sorted(carrier)} none is read here, but {sorted(textmap.fields)}"
     except Exception as error:  # noqa: BLE001 - a foreign propagator may raise anything
         problem = describe(error)
-    incidents.record("carrier.rejected", problem)
+    diagnostics.record("carrier.rejected", problem)
     return empty, True

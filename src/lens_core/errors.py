@@ -15,8 +15,8 @@
     └── ConformanceError (AssertionError) a transport that breaks a law of the kit
 
 Each error builds its own message from what is wrong and says what to do about it. Telemetry raises
-only for what the caller did wrong at a call made by name; what goes wrong later is an *incident*
-(see :mod:`lens_core.incidents`): counted, logged once, and survived.
+only for what the caller did wrong at a call made by name; what goes wrong later is an *diagnostic*
+(see :mod:`lens_core.diagnostics`): counted, logged once, and survived.
 """
 
 from __future__ import annotations

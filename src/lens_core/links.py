@@ -19,9 +19,9 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import extract_context, read_carrier
 from lens_core.detach import detach
-from lens_core.incidents import describe, incidents
-from lens_core.outcome import end_span, record_error
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import LENS_CARRIER
+from lens_core.spans.status import end_span, record_error
 
 __all__ = [
     "CarrierStatus",
@@ -59,7 +59,7 @@ def create_linked_span(
 ) -> Span:
     """A new, started span with a Link to each remote span; the caller must end it.
 
-    Where a foreign tracer fails to start one, that is an incident (``span.failed``) and what comes
+    Where a foreign tracer fails to start one, that is a diagnostic (``span.failed``) and what comes
     back records nothing.
 
     The span is *locally rooted*: a child of the span that is current here, or a root; the remote
@@ -102,7 +102,7 @@ def create_linked_span(
             set_status_on_exception=False,
         )
     except Exception as error:  # noqa: BLE001 - the message that arrived must not be lost over it
-        incidents.record("span.failed", describe(error))
+        diagnostics.record("span.failed", describe(error))
         return trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
 
 
@@ -124,8 +124,8 @@ def linked_span(
     """:func:`create_linked_span` as a context manager, with the span current in the body.
 
     Takes the same arguments. The span always ends; an exception of any kind is recorded on it
-    (:mod:`lens_core.outcome`) and propagates unchanged. With ``parent``, its baggage is current in
-    the body too.
+    (:mod:`lens_core.spans.status`) and propagates unchanged. With ``parent``, its baggage is
+    current in the body too.
 
     Yields:
         The open span.
@@ -183,7 +183,7 @@ def add_carrier_link(
             span.add_link(span_context, link_attributes)
         span.set_attribute(LENS_CARRIER, status.value)
     except Exception as error:  # noqa: BLE001 - a foreign span may raise anything
-        incidents.record("span.failed", describe(error))
+        diagnostics.record("span.failed", describe(error))
     return status
 
 

@@ -4,7 +4,7 @@ A transport is pure. It does no input or output, reads no clock, no global state
 OpenTelemetry context; moving the message stays with the library that moves it today. So one
 implementation serves synchronous and asynchronous code, and every transport can be tested without
 a cluster. All policy (never raise, count, warn once, mark the span) is in
-:mod:`lens_core.boundary`, once, for all transports.
+:mod:`lens_core.channel`, once, for all transports.
 
 The laws that every transport keeps are checks in :mod:`lens_core.testing`.
 """

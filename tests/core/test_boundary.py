@@ -9,10 +9,10 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import StatusCode
 
 from lens_core import extract_context
-from lens_core.boundary import CarrierStatus, current_carrier, inbound, outbound, receive
+from lens_core.channel import CarrierStatus, current_carrier, inbound, outbound, receive
+from lens_core.diagnostics import Diagnostics, diagnostics
 from lens_core.errors import MessageError
 from lens_core.frame import P2P_CAPACITY
-from lens_core.incidents import Incidents, incidents
 from lens_core.semconv import LENS_PEER_RANK
 from lens_core.testing.carriers import FULL, carrier_for, oversized
 from tests.reference_transport import PAYLOAD_BYTES, BytesTransport
@@ -75,11 +75,11 @@ def test_absent_and_rejected_are_told_apart_on_the_span(recording, relation):
 
 
 def test_headers_that_nobody_here_reads_are_as_good_as_none():
-    before = incidents.count("carrier.rejected")
+    before = diagnostics.count("carrier.rejected")
     arrived = receive(TRANSPORT, TRANSPORT.inject(PAYLOAD, {"x-team": "a"}))
     assert arrived.status is CarrierStatus.ABSENT
     assert arrived.carrier == {}
-    assert incidents.count("carrier.rejected") == before
+    assert diagnostics.count("carrier.rejected") == before
 
 
 def test_a_child_without_a_carrier_is_a_child_of_the_local_span(recording):
@@ -128,7 +128,7 @@ class _Hostile(TextMapPropagator):
 def test_a_hostile_propagator_costs_the_context_and_nothing_else(injected):
     previous = propagate.get_global_textmap()
     propagate.set_global_textmap(_Hostile(injected))
-    before = incidents.count("carrier.inject_failed")
+    before = diagnostics.count("carrier.inject_failed")
     try:
         message = outbound(TRANSPORT, PAYLOAD)
         assert len(message) == PAYLOAD_BYTES + P2P_CAPACITY
@@ -136,16 +136,16 @@ def test_a_hostile_propagator_costs_the_context_and_nothing_else(injected):
         assert extract_context(carrier_for(1)) == Context()
     finally:
         propagate.set_global_textmap(previous)
-    assert incidents.count("carrier.inject_failed") == before + 1
+    assert diagnostics.count("carrier.inject_failed") == before + 1
 
 
 def test_what_the_sender_left_out_is_counted():
-    before = incidents.count("carrier.truncated")
+    before = diagnostics.count("carrier.truncated")
     carrier = oversized(P2P_CAPACITY)
     arrived = receive(TRANSPORT, sent_from(carrier))
     assert arrived.status is CarrierStatus.OK
     assert arrived.carrier == {k: v for k, v in carrier.items() if k != "baggage"}
-    assert incidents.count("carrier.truncated") == before + 1
+    assert diagnostics.count("carrier.truncated") == before + 1
 
 
 def test_current_carrier_is_a_new_mapping():
@@ -159,7 +159,7 @@ def test_current_carrier_is_a_new_mapping():
 
 
 def test_the_first_incident_of_a_kind_is_logged_and_all_are_counted(caplog):
-    mine = Incidents()
+    mine = Diagnostics()
     with caplog.at_level(logging.WARNING, logger="lens_core"):
         for _ in range(3):
             mine.record("a.b", "it broke", todo="Mend it.")
@@ -173,7 +173,7 @@ def test_the_first_incident_of_a_kind_is_logged_and_all_are_counted(caplog):
 
 
 def test_incidents_of_many_threads_are_all_counted():
-    mine = Incidents()
+    mine = Diagnostics()
     threads = [
         threading.Thread(target=lambda: [mine.record("k", "w") for _ in range(500)])
         for _ in range(4)

@@ -17,8 +17,8 @@ from lens_core.carrier import (
     fit_carrier,
     shrinking,
 )
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import CarrierError
-from lens_core.incidents import incidents
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 GOOD = {"traceparent": TRACEPARENT, "tracestate": "a=1", "baggage": "k=v"}
@@ -78,19 +78,19 @@ def test_an_invalid_carrier_is_an_empty_context_never_the_current_one(carrier):
         trace.NonRecordingSpan(trace.get_current_span(extract_context(GOOD)).get_span_context())
     )
     token = otel_context.attach(current)
-    before = incidents.count("carrier.rejected")
+    before = diagnostics.count("carrier.rejected")
     try:
         assert extract_context(carrier) == Context()
     finally:
         otel_context.detach(token)
-    assert incidents.count("carrier.rejected") == before + 1
+    assert diagnostics.count("carrier.rejected") == before + 1
 
 
 @pytest.mark.parametrize("carrier", [None, {}])
 def test_no_carrier_is_an_empty_context_and_no_incident(carrier):
-    before = incidents.count("carrier.rejected")
+    before = diagnostics.count("carrier.rejected")
     assert extract_context(carrier) == Context()
-    assert incidents.count("carrier.rejected") == before
+    assert diagnostics.count("carrier.rejected") == before
 
 
 def test_a_carrier_with_baggage_only_is_kept():
@@ -100,11 +100,11 @@ def test_a_carrier_with_baggage_only_is_kept():
 def test_a_carrier_of_another_process_with_other_propagators():
     program = (
         "from lens_core import extract_context;"
-        "from lens_core.incidents import incidents;"
+        "from lens_core.diagnostics import diagnostics;"
         "from opentelemetry import baggage, trace;"
         f"c = extract_context({GOOD!r});"
         "print(dict(baggage.get_all(c)), trace.get_current_span(c).get_span_context().is_valid);"
-        f"print(extract_context({{'traceparent': {TRACEPARENT!r}}}), dict(incidents.counts()))"
+        f"print(extract_context({{'traceparent': {TRACEPARENT!r}}}), dict(diagnostics.counts()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -194,7 +194,7 @@ def test_a_wrong_propagators_variable_does_not_stop_the_import():
 
 def test_the_core_imports_neither_torch_nor_ray_nor_the_sdk():
     program = (
-        "import sys, lens_core, lens_core.boundary, lens_core.frame, lens_core.state;"
+        "import sys, lens_core, lens_core.channel, lens_core.frame, lens_core.state;"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'numpy'}),"
         "'opentelemetry.sdk' in sys.modules)"
     )

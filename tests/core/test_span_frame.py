@@ -13,7 +13,7 @@ from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
-from lens_core.boundary import current_carrier
+from lens_core.channel import current_carrier
 from lens_core.frame import (
     BROADCAST_CAPACITY,
     HEADER_BYTES,

@@ -6,7 +6,7 @@ import time
 
 from opentelemetry import trace
 
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
 from lens_core.telemetry.ids import PrivateIdGenerator
 from tests.core.recording import Recording
 
@@ -34,7 +34,7 @@ def agree_and_step(rank, world_size, how=None):
     import torch
     import torch.distributed as dist
 
-    from lens_contrib.run_key import agree_run_key
+    from lens_contrib.torch.run_key_agreement import agree_run_key
     from lens_core.identity import hop_span, step_span
 
     mine = (how or {}).get(rank, "")
@@ -81,7 +81,7 @@ def agree_and_step(rank, world_size, how=None):
         else sorted(who.participants),
         "received": received,
         "expected": [[float(source * 10 + step)] * 8 for step in range(3)],
-        "incidents": dict(incidents.counts()),
+        "diagnostics": dict(diagnostics.counts()),
         "log": log,
     }
 
@@ -90,7 +90,7 @@ def share_through_the_store(rank, world_size):
     """Rank 0 publishes the context of each of three steps; all read it late."""
     import torch.distributed as dist
 
-    from lens_contrib.store_context import latest_trace_context, publish_trace_context
+    from lens_contrib.torch.published_context import latest_trace_context, publish_trace_context
     from lens_core import inject_context
 
     spans = recording_here()
@@ -107,14 +107,14 @@ def share_through_the_store(rank, world_size):
         dist.barrier()
         if rank == 0:
             seen[-1] = (sent, seen[-1])
-    return before, seen, dict(incidents.counts())
+    return before, seen, dict(diagnostics.counts())
 
 
 def read_from_a_dead_store(rank, world_size):
     """The store's server goes away: how long reading takes, and what is left."""
     import torch.distributed as dist
 
-    from lens_contrib.store_context import StoreContext
+    from lens_contrib.torch.published_context import StoreContext
 
     server = dist.TCPStore("127.0.0.1", 0, 1, True)
     channel = StoreContext(server.clone(), world_size=1)
@@ -122,13 +122,13 @@ def read_from_a_dead_store(rank, world_size):
     del server
     start = time.monotonic()
     results = [channel.latest(), channel.publish(), channel.latest(timeout_s=5.0)]
-    return alive, results, channel.enabled, time.monotonic() - start, dict(incidents.counts())
+    return alive, results, channel.enabled, time.monotonic() - start, dict(diagnostics.counts())
 
 
 def coordinates_of_a_mesh(rank, world_size):
     from torch.distributed.device_mesh import init_device_mesh
 
-    from lens_contrib.mesh import mesh_coordinates
+    from lens_contrib.torch.device_mesh import mesh_coordinates
 
     mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("pp", "dp"))
     coordinates = mesh_coordinates(mesh)
@@ -138,7 +138,7 @@ def coordinates_of_a_mesh(rank, world_size):
 
 def agree_with_a_bad_key(rank, world_size, bad_rank):
     """One rank's environment holds no key: what agree_run_key makes of it there and elsewhere."""
-    from lens_contrib.run_key import agree_run_key
+    from lens_contrib.torch.run_key_agreement import agree_run_key
     from lens_core.errors import ConfigError
 
     recording_here()
@@ -148,7 +148,7 @@ def agree_with_a_bad_key(rank, world_size, bad_rank):
         who = agree_run_key(timeout_s=0.5 if bad_rank == 0 else 20)
     except ConfigError:
         return "ConfigError", {}
-    return who.key.secret if who.derives else None, dict(incidents.counts())
+    return who.key.secret if who.derives else None, dict(diagnostics.counts())
 
 
 def agree_with_samplers(rank, world_size, samplers):
@@ -156,7 +156,7 @@ def agree_with_samplers(rank, world_size, samplers):
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
     from opentelemetry.sdk.trace.sampling import TraceIdRatioBased as Ratio
 
-    from lens_contrib.run_key import agree_run_key
+    from lens_contrib.torch.run_key_agreement import agree_run_key
 
     known = {
         "on": ParentBased(ALWAYS_ON),
@@ -166,4 +166,4 @@ def agree_with_samplers(rank, world_size, samplers):
     }
     recording = Recording(id_generator=PrivateIdGenerator(), sampler=known[samplers[rank]])
     who = agree_run_key(timeout_s=20, tracer=recording.tracer)
-    return sorted(who.participants), dict(incidents.counts())
+    return sorted(who.participants), dict(diagnostics.counts())

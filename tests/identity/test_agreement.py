@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from lens_contrib.agreement import agree  # noqa: E402
+from lens_contrib.torch.agreement import agree  # noqa: E402
 from lens_core.errors import AgreementError  # noqa: E402
 
 

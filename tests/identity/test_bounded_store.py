@@ -12,11 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from lens_contrib.agreement import agree  # noqa: E402
-from lens_contrib.bounded_store import BoundedStore, bounded  # noqa: E402
-from lens_contrib.store_context import StoreContext  # noqa: E402
+from lens_contrib.torch.agreement import agree  # noqa: E402
+from lens_contrib.torch.published_context import StoreContext  # noqa: E402
+from lens_contrib.torch.store import BoundedStore, bounded  # noqa: E402
+from lens_core.diagnostics import diagnostics  # noqa: E402
 from lens_core.errors import AgreementError, StoreError  # noqa: E402
-from lens_core.incidents import incidents  # noqa: E402
 
 #: Far longer than any test may take: a call that waits for it is one that hangs.
 _STORE_S = 600
@@ -87,13 +87,13 @@ def test_a_context_s_channel_is_given_up_when_the_server_does_not_answer(server,
     if is_connected:
         assert channel.publish()
         assert channel.latest() == {} or channel.latest() is None
-    before, threads = incidents.count("store_context.disabled"), threading.active_count()
+    before, threads = diagnostics.count("store_context.disabled"), threading.active_count()
     server.fails(how)
     _within(60, channel.latest)
     assert not channel.enabled
     for _ in range(20):
         assert (channel.publish(), channel.latest(timeout_s=5)) == (False, None)
-    assert incidents.count("store_context.disabled") == before + 1
+    assert diagnostics.count("store_context.disabled") == before + 1
     assert threading.active_count() <= threads + 1
 
 
@@ -202,7 +202,7 @@ _EXIT = f"""
 import os, signal, sys, time
 from datetime import timedelta
 import torch.distributed as dist
-from lens_contrib.store_context import StoreContext
+from lens_contrib.torch.published_context import StoreContext
 port, server, then = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = dist.TCPStore("127.0.0.1", port, 2, is_master=False, wait_for_workers=False,
                       timeout=timedelta(seconds={_STORE_S}))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import ConfigError
 from lens_core.identity import HopId, MeshCoordinates, hop_span, step_span
-from lens_core.incidents import incidents
 from lens_core.semconv import LENS_CHUNK, LENS_MICROBATCH, LENS_PEER_RANK
 from lens_core.telemetry.ids import PrivateIdGenerator
 from tests.core.recording import Recording
@@ -72,7 +72,7 @@ def test_without_a_microbatch_hops_of_a_pair_are_counted():
 
 
 def test_a_frame_s_sequence_number_stops_a_link_that_would_be_wrong():
-    before = incidents.count("hop.sequence_mismatch")
+    before = diagnostics.count("hop.sequence_mismatch")
     recording = Recording(id_generator=PrivateIdGenerator())
     with step_span(1, tracer=recording.tracer, identity=identity(1)):
         for arrived in (0, 2):  # the sender's message 1 was never received here
@@ -83,24 +83,24 @@ def test_a_frame_s_sequence_number_stops_a_link_that_would_be_wrong():
     sends = _run(0, [("send_forward", {"peer": 1})] * 3)
     assert _linked(first) == [sends[0].context.span_id]
     assert _linked(second) == []
-    assert incidents.count("hop.sequence_mismatch") == before + 1
+    assert diagnostics.count("hop.sequence_mismatch") == before + 1
 
 
 def test_a_peer_that_does_not_take_part_gets_no_link():
-    before = incidents.count("link.missing")
+    before = diagnostics.count("link.missing")
     (span,) = _run(
         1, [("recv_forward", {"peer": 0, "microbatch": 0})], participants={1, 2}, owner_rank=1
     )
     assert _linked(span) == []
-    assert incidents.count("link.missing") == before + 1
+    assert diagnostics.count("link.missing") == before + 1
 
 
 def test_outside_a_step_there_is_a_span_and_no_link(recording):
-    before = incidents.count("link.missing")
+    before = diagnostics.count("link.missing")
     with hop_span("recv_forward", peer=0, microbatch=0, tracer=recording.tracer):
         pass
     assert _linked(recording.only()) == []
-    assert incidents.count("link.missing") == before + 1
+    assert diagnostics.count("link.missing") == before + 1
 
 
 def test_the_peer_s_coordinates_are_on_the_link():

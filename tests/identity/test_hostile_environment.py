@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from lens_core.diagnostics import diagnostics
 from lens_core.identity import (
     current_identity,
     install_identity,
@@ -11,9 +12,8 @@ from lens_core.identity import (
     run_key_from_environment,
     step_span,
 )
-from lens_core.incidents import incidents
+from lens_core.identity.run import resolve_run_identity, run_attempt
 from lens_core.telemetry.resources import detect_attributes
-from lens_core.telemetry.run_identity import resolve_run_identity, run_attempt
 
 GARBAGE = ["²", "٣", "-1", "abc", "9" * 5000]
 
@@ -28,13 +28,13 @@ def not_installed():
 
 def test_a_key_that_is_none_does_not_raise_into_a_step(not_installed, monkeypatch, recording):
     monkeypatch.setenv("NEMO_LENS_RUN_KEY", "hello")
-    before = incidents.count("identity.random")
+    before = diagnostics.count("identity.random")
     for step in range(3):
         with step_span(step, tracer=recording.tracer):
             pass
     assert {span.attributes["lens.identity"] for span in recording.spans} == {"random"}
     assert len({span.context.trace_id for span in recording.spans}) == 3
-    assert incidents.count("identity.random") == before + 1
+    assert diagnostics.count("identity.random") == before + 1
 
 
 def test_an_id_that_is_no_utf_8_is_a_key_all_the_same():

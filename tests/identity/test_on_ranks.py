@@ -44,7 +44,7 @@ def test_ranks_agree_on_a_random_key_and_every_link_is_true():
     assert len({result["secret"] for result in results.values()}) == 1
     assert all(result["participants"] == [0, 1, 2, 3] for result in results.values())
     _true_links(results, links_expected=3 * WORLD)
-    assert all(result["incidents"] == {} for result in results.values())
+    assert all(result["diagnostics"] == {} for result in results.values())
     traces = [{s["trace"] for s in result["spans"]} for result in results.values()]
     assert traces == [traces[0]] * WORLD  # one trace a step, shared by all ranks
     assert len(traces[0]) == 3
@@ -73,11 +73,11 @@ def test_one_rank_that_differs_costs_its_own_links_only(hazard, links_expected):
     )
     _true_links(results, links_expected)
     # Missing links are counted and reported, by the rank that would have linked.
-    assert results[3]["incidents"]["link.missing"] == 3
-    assert results[3]["incidents"]["identity.absent_ranks"] == 1
+    assert results[3]["diagnostics"]["link.missing"] == 3
+    assert results[3]["diagnostics"]["identity.absent_ranks"] == 1
     if hazard == "restarted":
         assert not results[2]["derives"]
-        assert results[2]["incidents"]["identity.random"] == 1
+        assert results[2]["diagnostics"]["identity.random"] == 1
         steps = [span for span in results[2]["spans"] if span["name"] == "step"]
         assert {span["attributes"]["lens.identity"] for span in steps} == {"random"}
 
@@ -119,7 +119,7 @@ def test_without_rank_0_the_others_use_random_ids_within_the_deadline():
     )
     for rank in (1, 2, 3):
         assert not results[rank]["derives"]
-        assert results[rank]["incidents"]["identity.random"] == 1
+        assert results[rank]["diagnostics"]["identity.random"] == 1
     _true_links(results, links_expected=0)
 
 

@@ -13,8 +13,9 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
 
-from lens_contrib.torch_distributed.waits import waiting
+from lens_contrib.torch.waits import waiting
 from lens_core.carrier import extract_context
+from lens_core.diagnostics import diagnostics
 from lens_core.identity import (
     HopId,
     Identity,
@@ -29,7 +30,6 @@ from lens_core.identity import (
     step_carrier,
     step_span,
 )
-from lens_core.incidents import incidents
 from lens_core.state import get_pp_trace_carrier, set_pp_trace_carrier
 from lens_core.telemetry.ids import PrivateIdGenerator
 from lens_core.telemetry.sampling import LinkAware
@@ -261,28 +261,28 @@ def test_without_an_agreed_key_ids_are_random_and_the_spans_say_so(recording):
 
 
 def test_an_owner_that_does_not_take_part_is_not_linked_to(recording):
-    before = incidents.count("link.missing")
+    before = diagnostics.count("link.missing")
     who = identity(1, participants={1, 2})
     with step_span(1, tracer=recording.tracer, identity=who):
         pass
     assert recording.only().links == ()
-    assert incidents.count("link.missing") == before + 1
+    assert diagnostics.count("link.missing") == before + 1
     assert step_carrier(1, identity=who) == {}
 
 
 def test_a_provider_with_another_generator_is_noticed_and_claims_nothing():
     recording = Recording()  # the SDK's own generator
-    before = incidents.count("identity.foreign_generator")
+    before = diagnostics.count("identity.foreign_generator")
     with step_span(1, tracer=recording.tracer, identity=identity()) as span:
         assert span.is_recording()
-    assert incidents.count("identity.foreign_generator") == before + 1
+    assert diagnostics.count("identity.foreign_generator") == before + 1
 
 
 def test_without_a_provider_nothing_happens():
-    before = incidents.counts()
+    before = diagnostics.counts()
     with step_span(1, tracer=trace.NoOpTracer(), identity=identity()) as span:
         assert not span.get_span_context().is_valid
-    assert incidents.counts() == before
+    assert diagnostics.counts() == before
 
 
 def test_a_span_started_by_a_span_processor_does_not_take_the_derived_ids():
@@ -384,14 +384,14 @@ def test_a_span_processor_that_raises_does_not_raise_into_the_training(when):
     provider = TracerProvider(id_generator=PrivateIdGenerator(), shutdown_on_exit=False)
     provider.add_span_processor(_Raising(when))
     tracer, who = provider.get_tracer("t"), identity()
-    before, done = incidents.count("span.failed"), []
+    before, done = diagnostics.count("span.failed"), []
     with run_span(tracer=tracer, identity=who), step_span(1, tracer=tracer, identity=who):
         with hop_span("send_forward", peer=1, microbatch=0, tracer=tracer):
             done.append("body")
         with waiting("recv", peer=1, tracer=tracer):
             done.append("body")
     assert done == ["body", "body"]
-    assert incidents.count("span.failed") - before == 4
+    assert diagnostics.count("span.failed") - before == 4
 
 
 def test_a_sampler_that_raises_gives_no_carrier_and_no_exception():

@@ -2,9 +2,9 @@
 
 import pytest
 
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import CarrierError, ConformanceError
 from lens_core.identity import DerivedTransport, StepScope
-from lens_core.incidents import incidents
 from lens_core.testing import check, check_all
 from tests.identity.cases import _carrier, _message, _scope, derived_case
 from tests.identity.conftest import identity
@@ -22,12 +22,12 @@ def test_one_that_derives_from_another_step_is_caught():
 
 
 def test_a_carrier_that_cannot_be_derived_is_counted():
-    before = incidents.count("carrier.underivable")
+    before = diagnostics.count("carrier.underivable")
     message = _message(1)
     assert DerivedTransport(_scope()).inject(message, _carrier(1)) is message
-    assert incidents.count("carrier.underivable") == before
+    assert diagnostics.count("carrier.underivable") == before
     DerivedTransport(_scope()).inject(message, _carrier(2))
-    assert incidents.count("carrier.underivable") == before + 1
+    assert diagnostics.count("carrier.underivable") == before + 1
 
 
 def test_a_sender_that_does_not_take_part_gives_no_carrier():

@@ -8,11 +8,11 @@ import sys
 import time
 from dataclasses import dataclass
 
-from lens_contrib.timeline.runs import read_run
-from lens_core.telemetry.journal.families import find_families
-from lens_core.telemetry.journal.liveness import Liveness
-from lens_core.telemetry.journal.reader import read_journal
-from lens_core.telemetry.journal.recovery import DirectorySink, recover
+from lens_core.journal.read.liveness import Liveness
+from lens_core.journal.read.process_files import find_process_files
+from lens_core.journal.read.reader import read_journal
+from lens_core.journal.recover.recovery import DirectorySink, recover
+from lens_tools.runs.read import read_run
 from tests.journal.killing import environment, wait_for
 
 #: So much of the run has been written when the deaths begin.
@@ -31,7 +31,7 @@ class DemoToll:
 def kill_demo(directory, rng):
     """Train, kill all processes in a random order, recover, and check the spans' references."""
     journals, run_directory = directory / "journals" / "run", directory / "run"
-    command = [sys.executable, "-m", "lens_contrib.cli", "demo", "--steps", "100000"]
+    command = [sys.executable, "-m", "lens_tools.cli", "demo", "--steps", "100000"]
     with (directory / "log").open("wb") as log:
         demo = subprocess.Popen(
             [*command, "--out", str(directory)],
@@ -43,7 +43,7 @@ def kill_demo(directory, rng):
     try:
         wait_for(lambda: written(run_directory) > WRITTEN_BYTES, 120.0)
         time.sleep(rng.uniform(0.0, 1.0))
-        families = find_families(journals)
+        families = find_process_files(journals)
         assert len(families) >= 5, (directory / "log").read_text()
         rng.shuffle(families)
         for family in families:
@@ -54,7 +54,7 @@ def kill_demo(directory, rng):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(demo.pid, signal.SIGKILL)
         demo.wait()
-    wait_for(lambda: all(f.liveness() is not Liveness.ALIVE for f in find_families(journals)))
+    wait_for(lambda: all(f.liveness() is not Liveness.ALIVE for f in find_process_files(journals)))
     result = recover([journals], lambda meta: DirectorySink(run_directory))
     assert result.problems == []
     run = read_run(run_directory)

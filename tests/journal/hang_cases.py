@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from lens_contrib.torch_distributed.waits import waiting
+from lens_contrib.torch.waits import waiting
 from lens_core import NemoLensConfig, setup_telemetry
 
 #: More than a connection buffers, so that a send waits for its receiver.

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lens_contrib.timeline.runs import read_run
-from lens_core.telemetry.journal.recovery import DirectorySink, recover
+from lens_core.journal.recover.recovery import DirectorySink, recover
+from lens_tools.runs.read import read_run
 from tests.journal.stress import RECORD, check
 
 #: How the process ends, and what its parent sees.

@@ -25,7 +25,7 @@ def no_process_is_left():
 
 
 def agent(directory, endpoint, *arguments):
-    command = [sys.executable, "-m", "lens_contrib.cli", "agent", str(directory / "journals")]
+    command = [sys.executable, "-m", "lens_tools.cli", "agent", str(directory / "journals")]
     process = subprocess.Popen(
         [*command, "--otlp", endpoint, "--interval", "0.2", *arguments],
         env=environment(directory),

@@ -10,13 +10,13 @@ import textwrap
 
 import pytest
 
-from lens_contrib.timeline.runs import read_run
+from lens_tools.runs.read import read_run
 from tests.journal.killing import environment, wait_for
 
 PROGRAM = """
     import json, logging, sys, threading, time
     from lens_core import NemoLensConfig, setup_telemetry
-    from lens_core.incidents import incidents
+    from lens_core.diagnostics import diagnostics
 
     warnings = []
 
@@ -52,7 +52,7 @@ PROGRAM = """
     print(json.dumps({
         "trained_on": after > before + 10,
         "spans": sum(count),
-        "incidents": dict(incidents.counts()),
+        "diagnostics": dict(diagnostics.counts()),
         "warnings": warnings,
         "complete": complete,
     }))
@@ -99,8 +99,8 @@ def train(directory, fault=None, *, pad=10, pause_s=0.001, **env):
 
 
 def the_one_incident(told, kind):
-    """Its warning; there was no other incident and no other warning."""
-    assert set(told["incidents"]) == {kind}
+    """Its warning; there was no other diagnostic and no other warning."""
+    assert set(told["diagnostics"]) == {kind}
     (warning,) = told["warnings"]
     assert warning.startswith(kind + ": ")
     return warning
@@ -108,14 +108,14 @@ def the_one_incident(told, kind):
 
 def test_no_fault(tmp_path):
     told = train(tmp_path)
-    assert told["incidents"] == {}
+    assert told["diagnostics"] == {}
     assert list((tmp_path / "journals").iterdir()) == []
 
 
 def test_full_disk_at_set_up(tmp_path):
     with mounted(tmp_path / "small", "size=1m") as small:
         told = train(tmp_path, NEMO_LENS_JOURNAL_DIR=str(small))
-        assert told["incidents"] == {"journal.unavailable": 1}
+        assert told["diagnostics"] == {"journal.unavailable": 1}
         assert "No space left" in the_one_incident(told, "journal.unavailable")
         assert list((small / "run").iterdir()) == []
 
@@ -125,8 +125,8 @@ def test_disk_fills_up_later(tmp_path):
     with mounted(tmp_path / "small", "size=4600k") as small:
         env = {"OTEL_BSP_SCHEDULE_DELAY": "60000", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "100000"}
         told = train(tmp_path, pad=2000, pause_s=0.0003, NEMO_LENS_JOURNAL_DIR=str(small), **env)
-        assert {"journal.spill_failed", "journal.overflow"} >= set(told["incidents"])
-        assert told["incidents"]["journal.spill_failed"] > 1
+        assert {"journal.spill_failed", "journal.overflow"} >= set(told["diagnostics"])
+        assert told["diagnostics"]["journal.spill_failed"] > 1
         failed = [text for text in told["warnings"] if text.startswith("journal.spill_failed: ")]
         assert len(failed) == 1
 
@@ -134,7 +134,7 @@ def test_disk_fills_up_later(tmp_path):
 def test_read_only_directory(tmp_path):
     with mounted(tmp_path / "locked", "ro") as locked:
         told = train(tmp_path, NEMO_LENS_JOURNAL_DIR=str(locked))
-        assert told["incidents"] == {"journal.unavailable": 1}
+        assert told["diagnostics"] == {"journal.unavailable": 1}
         assert "Read-only" in the_one_incident(told, "journal.unavailable")
 
 

@@ -11,11 +11,11 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from lens_contrib.cli import main
-from lens_core.telemetry.journal.families import find_families
-from lens_core.telemetry.journal.liveness import Liveness
-from lens_core.telemetry.journal.reader import read_journal
-from lens_core.telemetry.journal.recovery import DirectorySink, recover
+from lens_core.journal.read.liveness import Liveness
+from lens_core.journal.read.process_files import find_process_files
+from lens_core.journal.read.reader import read_journal
+from lens_core.journal.recover.recovery import DirectorySink, recover
+from lens_tools.cli import main
 from tests.gloo import rank_outcomes
 from tests.journal import hang_cases
 from tests.journal.killing import wait_for
@@ -37,13 +37,13 @@ def lens(command, *arguments):
 
 
 def journals(directory):
-    return [read_journal(family.journal) for family in find_families(directory)]
+    return [read_journal(family.journal) for family in find_process_files(directory)]
 
 
 def live_pids(directory):
     return [
         read_journal(family.journal).process.pid
-        for family in find_families(directory)
+        for family in find_process_files(directory)
         if family.liveness() is Liveness.ALIVE
     ]
 
@@ -126,8 +126,8 @@ def test_ranks_of_several_hosts(tmp_path, monkeypatch):
         processes.append(run_program(tmp_path / str(index), source, LENS_TEST_RANK=str(4 + index)))
     try:
         directories = [tmp_path / str(index) / "journals" / "run" for index in range(2)]
-        monkeypatch.setattr("lens_core.telemetry.journal.liveness.boot_id", lambda: "another")
-        monkeypatch.setattr("lens_core.telemetry.journal.liveness.host_name", lambda: "another")
+        monkeypatch.setattr("lens_core.journal.read.liveness.boot_id", lambda: "another")
+        monkeypatch.setattr("lens_core.journal.read.liveness.host_name", lambda: "another")
         report = json.loads(lens("hang", *directories, "--json").output)
         assert [process["name"] for process in report["processes"]] == ["rank 4", "rank 5"]
         assert not report["is_live"]
@@ -158,7 +158,7 @@ def test_a_rank_that_is_slow_is_no_hang(tmp_path):
     ]
     try:
         time.sleep(3.0)
-        command = [sys.executable, "-m", "lens_contrib.cli", "hang", str(tmp_path / "journals")]
+        command = [sys.executable, "-m", "lens_tools.cli", "hang", str(tmp_path / "journals")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0
         lines = done.stdout.splitlines()

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from lens_contrib.timeline.hang import analyse
-from lens_contrib.timeline.hang_command import to_json
-from lens_contrib.timeline.open_processes import take_snapshot
+from lens_tools.hang.analysis import analyse
+from lens_tools.hang.command import to_json
+from lens_tools.hang.open_processes import take_snapshot
 from tests.journal.killing import wait_for
 
 ray = pytest.importorskip("ray")

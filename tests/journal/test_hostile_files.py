@@ -9,13 +9,8 @@ import msgpack
 import pytest
 from click.testing import CliRunner
 
-from lens_contrib.cli import main
-from lens_contrib.recovery.ship import ship_run
-from lens_contrib.timeline.open_processes import take_snapshot
-from lens_core.telemetry.journal import process as described
-from lens_core.telemetry.journal.death import death_reason
-from lens_core.telemetry.journal.families import find_families
-from lens_core.telemetry.journal.format import (
+from lens_core.journal import process_identity as described
+from lens_core.journal.format import (
     BLOCK_BYTES,
     BLOCK_HEADER,
     BLOCK_HEADER_BYTES,
@@ -29,11 +24,16 @@ from lens_core.telemetry.journal.format import (
     Kind,
     round_to_page,
 )
-from lens_core.telemetry.journal.liveness import Liveness
-from lens_core.telemetry.journal.location import search
-from lens_core.telemetry.journal.reader import parse_journal
-from lens_core.telemetry.journal.recovery import DirectorySink, recover
-from lens_core.telemetry.journal.spill import SpilledSpan, SpillFile, SpillReader
+from lens_core.journal.location import search
+from lens_core.journal.read.death import death_reason
+from lens_core.journal.read.liveness import Liveness
+from lens_core.journal.read.process_files import find_process_files
+from lens_core.journal.read.reader import parse_journal
+from lens_core.journal.recover.recovery import DirectorySink, recover
+from lens_core.journal.spill import SpilledSpan, SpillFile, SpillReader
+from lens_tools.cli import main
+from lens_tools.hang.open_processes import take_snapshot
+from lens_tools.recover.ship import ship_run
 from tests.telemetry.harness import receiving
 
 NO_PROCESS = 2**22 + 1  # beyond the largest process id that Linux gives
@@ -273,7 +273,7 @@ def test_the_memory_of_another_host_says_nothing_about_a_copy(tmp_path):
 def test_a_directory_that_cannot_be_read_is_said(tmp_path, monkeypatch):
     missing = tmp_path / "gone"
     assert take_snapshot([missing]).problems == [f"{missing}: No such file or directory"]
-    assert find_families(tmp_path) == []
+    assert find_process_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("run", ["", "x" * 300, "x" * 5000, "\ud800", "a\nb"], ids=repr)

@@ -9,11 +9,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from lens_contrib.cli import main
-from lens_contrib.timeline.runs import read_run
-from lens_core.telemetry.journal.location import search
-from lens_core.telemetry.journal.pointers import follow_pointers, write_pointer
-from lens_core.telemetry.journal.process import host_name
+from lens_core.journal.location import search
+from lens_core.journal.pointers import follow_pointers, write_pointer
+from lens_core.journal.process_identity import host_name
+from lens_tools.cli import main
+from lens_tools.runs.read import read_run
 from tests.journal.killing import environment, wait_for
 from tests.journal.test_recovery import run_program
 
@@ -95,8 +95,8 @@ def test_one_pointer_for_all_processes_of_a_host(run):
 def test_where_none_can_be_left_the_run_goes_on(tmp_path):
     (tmp_path / "run").write_text("a file where the directory would be")
     code = """
-        from lens_core.incidents import incidents
-        while not incidents.count("journal.pointer"):
+        from lens_core.diagnostics import diagnostics
+        while not diagnostics.count("journal.pointer"):
             time.sleep(0.01)
         assert handle.is_exporting
         print("ready", flush=True)
@@ -264,7 +264,7 @@ def test_many_at_once_leave_one(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from lens_core.telemetry.journal.pointers import write_pointer
+from lens_core.journal.pointers import write_pointer
 for _ in range(300):
     write_pointer(Path({str(tmp_path / "run")!r}), Path("/j"))
     for path in Path({str(tmp_path / "run")!r}).glob("*.json"):

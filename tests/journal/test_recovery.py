@@ -13,15 +13,15 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from lens_contrib.cli import main
-from lens_contrib.timeline.hang import analyse
-from lens_contrib.timeline.open_processes import take_snapshot
-from lens_contrib.timeline.runs import read_run
-from lens_core.telemetry.journal.death import death_reason
-from lens_core.telemetry.journal.families import find_families
-from lens_core.telemetry.journal.liveness import Liveness, is_alive
-from lens_core.telemetry.journal.reader import read_journal
-from lens_core.telemetry.journal.recovery import DirectorySink, recover
+from lens_core.journal.read.death import death_reason
+from lens_core.journal.read.liveness import Liveness, is_alive
+from lens_core.journal.read.process_files import find_process_files
+from lens_core.journal.read.reader import read_journal
+from lens_core.journal.recover.recovery import DirectorySink, recover
+from lens_tools.cli import main
+from lens_tools.hang.analysis import analyse
+from lens_tools.hang.open_processes import take_snapshot
+from lens_tools.runs.read import read_run
 from tests.journal.killing import account_for, environment, kill_one, start_stress, wait_for
 from tests.telemetry.harness import receiving
 
@@ -124,7 +124,7 @@ def test_the_living_are_left_alone(tmp_path):
 
 def test_a_pid_that_is_used_again_is_not_the_same_process(tmp_path):
     kill_me = run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()")
-    (family,) = find_families(tmp_path / "journals" / "run")
+    (family,) = find_process_files(tmp_path / "journals" / "run")
     process = read_journal(family.journal).process
     assert is_alive(process, family.journal) is Liveness.ALIVE
     copy = tmp_path / "copy.lensj"
@@ -137,8 +137,8 @@ def test_a_pid_that_is_used_again_is_not_the_same_process(tmp_path):
 def test_another_host_is_left_alone_unless_it_is_known_to_be_over(tmp_path, monkeypatch):
     process = run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()")
     kill(process)
-    monkeypatch.setattr("lens_core.telemetry.journal.liveness.boot_id", lambda: "another")
-    monkeypatch.setattr("lens_core.telemetry.journal.liveness.host_name", lambda: "another")
+    monkeypatch.setattr("lens_core.journal.read.liveness.boot_id", lambda: "another")
+    monkeypatch.setattr("lens_core.journal.read.liveness.host_name", lambda: "another")
     assert len(recover_run(tmp_path).alive) == 1
     assert recover_run(tmp_path, assume_dead=True).truncated == 1
 
@@ -152,7 +152,7 @@ def test_torn_and_foreign_files_do_not_stop_the_rest(tmp_path):
         process.send_signal(signal.SIGSTOP)
     for process in processes:
         kill(process)
-    first, second, _ = find_families(tmp_path / "all" / "run")
+    first, second, _ = find_process_files(tmp_path / "all" / "run")
     content = bytearray(first.journal.read_bytes())
     content[content.index(b"\xa1x\x00")] ^= 0xFF  # the name of a span
     first.journal.write_bytes(content)
@@ -202,7 +202,7 @@ def test_a_journal_that_was_never_complete_is_removed(tmp_path):
 
 def test_only_one_recovers_at_a_time(tmp_path):
     kill(run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()"))
-    (family,) = find_families(tmp_path / "journals" / "run")
+    (family,) = find_process_files(tmp_path / "journals" / "run")
     with open(family.journal) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         result = recover_run(tmp_path)
@@ -256,7 +256,7 @@ def test_the_next_start_sends_over_otlp_what_was_to_be_sent_so(tmp_path):
 
 def test_hang_is_the_reason_where_nothing_else_is_known(tmp_path):
     kill(run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()"))
-    (family,) = find_families(tmp_path / "journals" / "run")
+    (family,) = find_process_files(tmp_path / "journals" / "run")
     image = read_journal(family.journal)
     late_ns = image.beat.activity_ns + 61_000_000_000
     image.beat = dataclasses.replace(image.beat, time_ns=late_ns)

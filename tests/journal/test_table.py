@@ -5,10 +5,10 @@ import random
 import msgpack
 import pytest
 
-from lens_core.telemetry.journal.format import BLOCK_BYTES, Kind
-from lens_core.telemetry.journal.process import describe_process
-from lens_core.telemetry.journal.reader import parse_journal, read_journal
-from lens_core.telemetry.journal.table import Table
+from lens_core.journal.format import BLOCK_BYTES, Kind
+from lens_core.journal.process_identity import describe_process
+from lens_core.journal.read.reader import parse_journal, read_journal
+from lens_core.journal.write.table import Table
 
 BLOCKS = 12
 _START = 1_000

@@ -27,7 +27,7 @@ def traced(code):
 
 
 def lens_run(*options):
-    return [sys.executable, "-m", "lens_contrib.cli", "run", *options, "--"]
+    return [sys.executable, "-m", "lens_tools.cli", "run", *options, "--"]
 
 
 @contextlib.contextmanager

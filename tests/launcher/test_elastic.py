@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lens_contrib.timeline.runs import read_run
+from lens_tools.runs.read import read_run
 from tests.launcher.running import run
 
 pytest.importorskip("torch")

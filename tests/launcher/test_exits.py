@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from lens_contrib.launcher.exits import exit_status_of, parent_of
-from lens_core.telemetry.journal.exit_note import exit_note_path, read_exit_note, write_exit_note
-from lens_core.telemetry.journal.process import start_ticks
+from lens_core.journal.exit_note import exit_note_path, read_exit_note, write_exit_note
+from lens_core.journal.process_identity import start_ticks
+from lens_tools.launch.exits import exit_status_of, parent_of
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lens_contrib.timeline.runs import read_run
+from lens_tools.runs.read import read_run
 from tests.journal.killing import environment
 from tests.launcher.running import traced
 

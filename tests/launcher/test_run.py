@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from lens_contrib.timeline.runs import read_run
+from lens_tools.runs.read import read_run
 from tests.journal.killing import environment, wait_for
 from tests.launcher.running import lens_run, python, run, running, traced
 from tests.telemetry.harness import receiving

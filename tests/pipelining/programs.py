@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from lens_contrib.mesh import mesh_coordinates
-from lens_contrib.pipelining import instrument_pipelining, roll_call, uninstrument_pipelining
+from lens_contrib.pipelining import instrument_pipelining, membership, uninstrument_pipelining
 from lens_contrib.pipelining.hook import KEPT_AS
+from lens_contrib.torch.device_mesh import mesh_coordinates
+from lens_core.diagnostics import diagnostics
 from lens_core.identity import Identity, RunKey, install_identity, step_span
-from lens_core.incidents import incidents
 from lens_core.telemetry.ids import PrivateIdGenerator
 from tests.core.recording import Recording
 
@@ -223,7 +223,7 @@ def compare(rank, world_size, name, steps=2):
             "left": left,
         }
     same = {links: results[links] == results["plain"] for links in ("derived", "wire")}
-    return {"same": same, "told": told_of, "incidents": dict(incidents.counts())}
+    return {"same": same, "told": told_of, "diagnostics": dict(diagnostics.counts())}
 
 
 def without_steps(rank, world_size, what):
@@ -233,7 +233,7 @@ def without_steps(rank, world_size, what):
     target = schedule if what == "schedule" else schedule._stage
     with instrument_pipelining(target, tracer=spans.tracer):
         train(schedule, modules, first, last, steps=2)
-    return [told(span) for span in spans.spans], dict(incidents.counts())
+    return [told(span) for span in spans.spans], dict(diagnostics.counts())
 
 
 def two_in_one_step(rank, world_size):
@@ -247,7 +247,7 @@ def two_in_one_step(rank, world_size):
         train(*other, steps=1)
         x, y = torch.randn(16, WIDTH), torch.randn(16, WIDTH)
         one[0].eval(*((x,) if rank == 0 else ()), **({"target": y} if one[3] else {}))
-    return [told(span) for span in spans.spans], dict(incidents.counts())
+    return [told(span) for span in spans.spans], dict(diagnostics.counts())
 
 
 def replicas(rank, world_size):
@@ -261,7 +261,7 @@ def replicas(rank, world_size):
     with instrument_pipelining(schedule, name="replica", tracer=spans.tracer):
         with step_span(0, tracer=spans.tracer):
             train(schedule, modules, first, last, steps=1)
-    return [told(span) for span in spans.spans], dict(incidents.counts())
+    return [told(span) for span in spans.spans], dict(diagnostics.counts())
 
 
 def one_differs(rank, world_size, links, how):
@@ -292,13 +292,13 @@ def one_differs(rank, world_size, links, how):
         "seconds": seconds,
         "untouched": "step" not in vars(schedule),
         "spans": [told(span) for span in spans.spans],
-        "incidents": dict(incidents.counts()),
+        "diagnostics": dict(diagnostics.counts()),
     }
 
 
 def one_comes_late(rank, world_size, before):
     """Rank 1 is not in the others' pipeline at first; the spans of three times two steps."""
-    roll_call._GRACE_S = roll_call._ABSENT_PAUSE_S = 0.2
+    membership._GRACE_S = membership._ABSENT_PAUSE_S = 0.2
     spans = recorder(rank)
     built = build(rank, world_size, "Schedule1F1B")
     if rank != 1:
@@ -319,16 +319,16 @@ def one_comes_late(rank, world_size, before):
             }
             _wait_until_absent(built[0]._stage, neighbours[rank] if part == 1 else set())
         dist.barrier()
-        known, counted = len(spans.spans), incidents.count("link.missing")
+        known, counted = len(spans.spans), diagnostics.count("link.missing")
         for step in (2 * part, 2 * part + 1):
             train(*built, steps=1, in_step=lambda _, n=step: step_span(n, tracer=spans.tracer))
         parts.append(
             {
                 "spans": [told(span) for span in spans.spans[known:]],
-                "missing": incidents.count("link.missing") - counted,
+                "missing": diagnostics.count("link.missing") - counted,
             }
         )
-    return parts, incidents.count("pipelining.absent")
+    return parts, diagnostics.count("pipelining.absent")
 
 
 def _wait_until_absent(stage, ranks):

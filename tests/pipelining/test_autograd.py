@@ -10,7 +10,7 @@ import torch
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
-from lens_contrib.autograd import backward_context, in_forward_context
+from lens_contrib.torch.autograd import backward_context, in_forward_context
 from tests.core.recording import Recording
 
 

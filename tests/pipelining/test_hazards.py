@@ -46,7 +46,7 @@ def test_derived_links_that_cannot_be_are_left_out_and_counted(how):
     # linked where rank 1 has spans.
     pairs = 2 if how != "foreign" else 4
     assert right == 2 * 8 * pairs
-    missing = [result["incidents"].get("link.missing", 0) for result in results]
+    missing = [result["diagnostics"].get("link.missing", 0) for result in results]
     assert missing[0] == missing[2] == 2 * 8  # what rank 1 sends them
     assert missing[3] == 0
 
@@ -94,7 +94,7 @@ def test_wire_with_one_rank_disabled_sends_the_same_messages():
     wrong, nowhere, right = _wrong_links(results)
     assert (wrong, nowhere) == ([], 0)
     assert right == 2 * 8 * 2  # between 2 and 3; rank 1 has no spans to link to or from
-    assert {result["incidents"].get("carrier.rejected", 0) for result in results} == {0}
+    assert {result["diagnostics"].get("carrier.rejected", 0) for result in results} == {0}
     absent = [s for s in results[2]["spans"] if s["attributes"].get("lens.carrier") == "absent"]
     assert len(absent) == 2 * 8
 

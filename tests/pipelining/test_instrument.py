@@ -8,8 +8,8 @@ from torch.distributed.pipelining import schedules
 
 from lens_contrib.pipelining import instrument_pipelining, uninstrument_pipelining
 from lens_contrib.pipelining.instrument import check_torch
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import ConfigError, SetupError
-from lens_core.incidents import incidents
 from tests.gloo import run_ranks
 from tests.pipelining import programs
 
@@ -125,7 +125,7 @@ def _broken_tracer(rank, world_size, links):
     schedule, *rest = programs.build(rank, world_size, "Schedule1F1B")
     plain = programs.train(*programs.build(rank, world_size, "Schedule1F1B"), steps=1)
     instrument_pipelining(schedule, links, name="b", tracer=Broken(), timeout_s=5)
-    return plain == programs.train(schedule, *rest, steps=1), dict(incidents.counts())
+    return plain == programs.train(schedule, *rest, steps=1), dict(diagnostics.counts())
 
 
 @pytest.mark.parametrize("links", ["derived", "wire"])

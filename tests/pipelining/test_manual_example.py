@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lens_contrib.timeline.runs import read_run
+from lens_tools.runs.read import read_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nccl" / "manual_1f1b.py"
 RANKS, MICROBATCHES, STEPS = 4, 6, 2

@@ -24,9 +24,9 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from lens_contrib.pipelining import instrument_pipelining, uninstrument_pipelining
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import AgreementError, SetupError
 from lens_core.identity import step_span
-from lens_core.incidents import incidents
 from tests.gloo import run_ranks
 from tests.pipelining import programs
 
@@ -58,7 +58,7 @@ def _train(built, turn, call, spans=None, number=None):
 
 
 def _told(spans):
-    return [programs.told(span) for span in spans.spans], dict(incidents.counts())
+    return [programs.told(span) for span in spans.spans], dict(diagnostics.counts())
 
 
 def _check(results, recvs):

@@ -125,7 +125,7 @@ def test_the_numbers_are_bit_identical_with_and_without(results, links):
 
 def test_everything_is_restored_and_nothing_went_wrong(results):
     for result in results:
-        assert result["incidents"] == {}
+        assert result["diagnostics"] == {}
         assert [result["told"][links]["left"] for links in ("derived", "wire")] == [[], []]
 
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from lens_contrib.ray import RayInstrumentor, RayTransport, traced, traced_get
-from lens_contrib.ray.transport import CARRIER_ARGUMENT
+from lens_contrib.ray.transports import CARRIER_ARGUMENT
 
 INTERNAL, PRODUCER, CONSUMER = 1, 4, 5
 

@@ -18,10 +18,10 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 from lens_contrib.ray import RayTransport, ray_dispatch_with_context, traced
 from lens_contrib.ray.outer import OuterDecorators, accepts_keyword
+from lens_contrib.ray.process_local import LocalTracer, ProcessLocal
 from lens_contrib.ray.w3c import Headers
-from lens_contrib.ray.wire import LocalTracer, ProcessLocal
 from lens_core.carrier import MAX_CARRIER_BYTES, carrier_size
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
 
 SPANS = st.one_of(
     st.just(trace.INVALID_SPAN_CONTEXT),
@@ -214,6 +214,6 @@ def test_a_carrier_that_is_none_does_not_break_a_dispatch(cluster, carrier):
     def work():
         return 1
 
-    before = incidents.count("carrier.inject_failed")
+    before = diagnostics.count("carrier.inject_failed")
     assert ray.get(ray_dispatch_with_context(work, _carrier=carrier), timeout=60) == 1
-    assert incidents.count("carrier.inject_failed") == before + 1
+    assert diagnostics.count("carrier.inject_failed") == before + 1

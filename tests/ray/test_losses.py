@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from lens_core.telemetry.journal.recovery import DirectorySink, recover
+from lens_core.journal.recover.recovery import DirectorySink, recover
 from tests.ahead import started
 from tests.ray.losses import CALLS, SCENARIOS
 from tests.ray.spans import read_spans
@@ -92,7 +92,7 @@ def test_what_killed_workers_could_not_send_is_shipped_later_once(cluster, tmp_p
     assert done.returncode == 0, done.stderr
     (tmp_path / name).mkdir(exist_ok=True)
     with receiving() as receiver:
-        command = [sys.executable, "-m", "lens_contrib.cli", "ship", tmp_path / name]
+        command = [sys.executable, "-m", "lens_tools.cli", "ship", tmp_path / name]
         for _ in range(2):
             shipped = subprocess.run(
                 [*command, "--otlp", receiver.endpoint],

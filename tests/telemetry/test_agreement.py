@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lens_contrib.run_identity import agree_run_id
+from lens_contrib.torch.run_id_agreement import agree_run_id
 from lens_core.errors import ProcessGroupError
-from lens_core.telemetry.run_identity import resolve_run_identity
+from lens_core.identity.run import resolve_run_identity
 from tests.gloo import run_ranks
 
 

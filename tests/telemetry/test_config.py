@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from lens_core import NemoLensConfig
+from lens_core.diagnostics import Diagnostics, diagnostics
 from lens_core.errors import ConfigError
-from lens_core.incidents import Incidents, incidents
-from lens_core.telemetry.otlp_settings import read_otlp_settings
+from lens_core.telemetry.export.otlp_settings import read_otlp_settings
 
 
 def test_defaults():
@@ -44,7 +44,7 @@ def test_prefix():
 def test_bad_value_warns_and_keeps_the_default(name, value, monkeypatch):
     messages = []
     monkeypatch.setattr(logging.getLogger("lens_core"), "warning", lambda *a: messages.append(a))
-    monkeypatch.setattr("lens_core.telemetry.config.incidents", Incidents())
+    monkeypatch.setattr("lens_core.telemetry.config.diagnostics", Diagnostics())
     environ = {f"NEMO_LENS_{name}": value}
     assert NemoLensConfig.from_env(environ=environ) == NemoLensConfig()
     assert NemoLensConfig.from_env(environ=environ) == NemoLensConfig()
@@ -91,7 +91,7 @@ def test_otlp_variables_of_a_signal_win():
     [("PROTOCOL", "http/xml"), ("TIMEOUT", "10s"), ("TIMEOUT", "-1"), ("COMPRESSION", "zip")],
 )
 def test_bad_otlp_variable_keeps_the_default(name, value):
-    before = incidents.count("config.invalid")
+    before = diagnostics.count("config.invalid")
     settings = read_otlp_settings("traces", environ={f"OTEL_EXPORTER_OTLP_{name}": value})
     assert settings == read_otlp_settings("traces", environ={})
-    assert incidents.count("config.invalid") == before + 1
+    assert diagnostics.count("config.invalid") == before + 1

@@ -30,12 +30,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from lens_core import create_linked_span
-from lens_core.telemetry.delivery import Delivery, DeliverySettings, Outcome
-from lens_core.telemetry.files import LineFile, run_directory
-from lens_core.telemetry.otlp_json import encode_spans, to_line
-from lens_core.telemetry.otlp_json_logs import encode_logs
-from lens_core.telemetry.otlp_json_metrics import encode_metrics
-from lens_core.telemetry.otlp_proto import logs_request, metrics_request, spans_request
+from lens_core.otlp.json_logs import encode_logs
+from lens_core.otlp.json_metrics import encode_metrics
+from lens_core.otlp.json_spans import encode_spans, to_line
+from lens_core.otlp.protobuf import logs_request, metrics_request, spans_request
+from lens_core.telemetry.export.files import LineFile, run_directory
+from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings, Outcome
 from tests.telemetry.harness import environment, file_spans, receiving, run, unused_endpoint
 
 

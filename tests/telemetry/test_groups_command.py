@@ -9,7 +9,7 @@ from lens_core.telemetry.group_file import read_group_file
 
 def test_groups_command(tmp_path):
     testing = pytest.importorskip("click.testing")
-    main = importlib.import_module("lens_contrib.cli").main
+    main = importlib.import_module("lens_tools.cli").main
     runner = testing.CliRunner()
     done = runner.invoke(main, ["groups", str(tmp_path), "per_step,communication"])
     assert done.exit_code == 0, done.output

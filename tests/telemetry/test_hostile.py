@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from lens_core import linked_span, span_cm, trace_fn
-from lens_core.incidents import Incidents, describe, incidents
+from lens_core.diagnostics import Diagnostics, describe, diagnostics
 from tests.telemetry.harness import environment, file_spans, receiving, run, start, telemetry
 
 
@@ -148,7 +148,7 @@ def test_a_logging_handler_that_raises(monkeypatch):
             raise OSError("no space")
 
     monkeypatch.setattr(logging.getLogger("lens_core"), "handlers", [Full()])
-    counted = Incidents()
+    counted = Diagnostics()
     counted.record("disk", "full")
     assert counted.count("disk") == 1
 
@@ -250,7 +250,7 @@ def test_an_interrupt_during_the_last_wait_loses_nothing(when, tmp_path):
 
 
 def test_incidents_name_what_happened():
-    before = incidents.count("processor.failed")
+    before = diagnostics.count("processor.failed")
     with telemetry(span_processors=[Raising("end", ValueError("x"))]), span_cm("x"):
         pass
-    assert incidents.count("processor.failed") == before + 1
+    assert diagnostics.count("processor.failed") == before + 1

@@ -8,7 +8,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from lens_core import extract_context, managed_span, record_training_step
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
 from tests.telemetry.harness import attributes, environment, receiving, run, telemetry
 
 
@@ -99,13 +99,13 @@ def test_a_loss_that_is_not_finite_is_not_hidden(loss):
 def test_bad_values_never_raise():
     torch = pytest.importorskip("torch")
     reader = InMemoryMetricReader()
-    before = incidents.count("metrics.not_a_number")
+    before = diagnostics.count("metrics.not_a_number")
     with telemetry(metric_reader=reader):
         record_training_step(1, loss="much", grad_norm=object(), learning_rate=0.1)
         record_training_step(2, loss=torch.empty((), device="meta"))
         record_training_step("x", loss=1)  # type: ignore[arg-type]
         assert value(collected(reader), "dl.training.learning_rate") == 0.1
-    assert incidents.count("metrics.not_a_number") == before + 3
+    assert diagnostics.count("metrics.not_a_number") == before + 3
     record_training_step(1, loss=1.0)  # after shutdown: nothing happens
 
 
@@ -113,7 +113,7 @@ def test_the_librarys_own_metrics():
     reader = InMemoryMetricReader()
     with telemetry(metric_reader=reader, span_exporter=Exported()) as handle:
         handle.tracer.start_span("x").end()
-        rejected = incidents.count("carrier.rejected")
+        rejected = diagnostics.count("carrier.rejected")
         extract_context({"traceparent": "nonsense"})
         import time
 
@@ -129,7 +129,7 @@ def test_the_librarys_own_metrics():
     assert points["spans", "sent"] == 1
     assert points["spans", "dropped"] == 0
     assert "lens.export.failures" in metrics
-    kinds = {p.attributes["lens.kind"] for p in metrics["lens.incidents"].data.data_points}
+    kinds = {p.attributes["lens.kind"] for p in metrics["lens.diagnostics"].data.data_points}
     assert "carrier.rejected" in kinds
 
 

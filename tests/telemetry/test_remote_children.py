@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased,
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, TraceState
 
 from lens_core.telemetry.ids import PrivateIdGenerator
-from lens_core.telemetry.remote_children import RemoteChildren
+from lens_core.telemetry.pipeline.remote_children import RemoteChildren
+from lens_core.telemetry.pipeline.span_pipeline import SpanPipeline
 from lens_core.telemetry.sampling import LinkAware
-from lens_core.telemetry.span_pipeline import SpanPipeline
 
 #: The SDK's callback for its own metrics, of which there are none here.
 CHANGED = {"_record_end_metrics"}

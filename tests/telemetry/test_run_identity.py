@@ -3,9 +3,9 @@
 import pytest
 
 from lens_core import NemoLensConfig
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
+from lens_core.identity.run import RunIdentity, resolve_run_identity
 from lens_core.telemetry.resources import build_resource, detect_attributes
-from lens_core.telemetry.run_identity import RunIdentity, resolve_run_identity
 from tests.telemetry.harness import environment, run
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2"}
@@ -63,7 +63,7 @@ def test_agreement_and_the_last_resort():
     assert resolve_run_identity(environ={}, agree=lambda proposal: "agreed") == RunIdentity(
         "agreed", "process_group", 0
     )
-    before = incidents.count("run_id.random")
+    before = diagnostics.count("run_id.random")
 
     def fails(proposal):
         raise TimeoutError("no peers")
@@ -72,8 +72,8 @@ def test_agreement_and_the_last_resort():
     second = resolve_run_identity(environ={})
     assert first.source == second.source == "random"
     assert first.run_id != second.run_id
-    assert incidents.count("run_id.random") == before + 2
-    assert incidents.count("run_id.agreement_failed") >= 1
+    assert diagnostics.count("run_id.random") == before + 2
+    assert diagnostics.count("run_id.agreement_failed") >= 1
 
 
 def test_resource_precedence(monkeypatch):

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, TraceIdRatioBased
 
 from lens_core import create_linked_span, inject_context
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
 from lens_core.telemetry.ids import PrivateIdGenerator
 from lens_core.telemetry.rank_subsets import (
     covers_topology,
@@ -106,10 +106,10 @@ def test_variable(name, argument, description):
     ],
 )
 def test_bad_variable_is_counted_and_samples_all(environ):
-    before = incidents.count("config.invalid")
+    before = diagnostics.count("config.invalid")
     sampler = sampler_from_env(environ)
     assert sampler.should_sample(None, 2**64 - 1, "x").decision.is_sampled()
-    assert incidents.count("config.invalid") == before + 1
+    assert diagnostics.count("config.invalid") == before + 1
 
 
 def test_entry_point_is_published_and_found():

@@ -10,8 +10,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Link, SpanContext, StatusCode, TraceFlags, TraceState
 
-from lens_core.telemetry.otlp_json import encode_spans, to_line
-from lens_core.telemetry.span_lines import SpanLines
+from lens_core.otlp.json_spans import encode_spans, to_line
+from lens_core.otlp.span_lines import SpanLines
 
 VALUES = st.one_of(
     st.text(max_size=20),

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lens_contrib.timeline.graph import components, cycle_through, reaching
-from lens_contrib.timeline.hang import analyse
-from lens_contrib.timeline.hang_command import main_stack
-from lens_contrib.timeline.open_processes import OpenProcess, OpenSpan, Snapshot
+from lens_tools.hang.analysis import analyse
+from lens_tools.hang.command import main_stack
+from lens_tools.hang.open_processes import OpenProcess, OpenSpan, Snapshot
+from lens_tools.hang.wait_graph import components, cycle_through, reaching
 
 NOW_NS = 1_000_000_000_000
 LONG_NS = 60_000_000_000

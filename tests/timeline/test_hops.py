@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from lens_contrib.timeline.hops import resolve_hops
-from lens_contrib.timeline.runs import LinkRecord, SpanRecord
+from lens_tools.runs.hops import resolve_hops
+from lens_tools.runs.read import LinkRecord, SpanRecord
 
 TRACE = "a" * 32
 

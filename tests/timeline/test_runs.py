@@ -8,9 +8,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from lens_contrib.timeline.runs import RunError, read_run
-from lens_core.telemetry.files import LineFile
-from lens_core.telemetry.otlp_json import encode_spans
+from lens_core.otlp.json_spans import encode_spans
+from lens_core.telemetry.export.files import LineFile
+from lens_tools.runs.read import RunError, read_run
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

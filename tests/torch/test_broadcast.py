@@ -19,7 +19,7 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 
 from lens_contrib.torch_distributed import broadcast_trace_context
 from lens_core import extract_context
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
 from tests.torch.exchange import error_of
 from tests.torch.tracing import set_up, span
 
@@ -32,7 +32,7 @@ def _every_source(rank, world_size):
             own.append(carrier)
             received.append(broadcast_trace_context(rank, src_rank=source))
     received.append(broadcast_trace_context())
-    return own, received, dict(incidents.counts())
+    return own, received, dict(diagnostics.counts())
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -92,7 +92,7 @@ def _headers(rank, world_size):
             received.append(broadcast_trace_context(rank, 0))
             otel_context.detach(token)
         received.append(broadcast_trace_context(rank, 0))
-    return received, incidents.count("carrier.truncated")
+    return received, diagnostics.count("carrier.truncated")
 
 
 def test_baggage_travels_and_what_is_too_large_is_left_out_and_counted():
@@ -151,7 +151,7 @@ def _skipped(rank, world_size, with_step):
         if rank == 1 and step == 3:
             # The call that makes up for the one that was skipped.
             received.append(broadcast_trace_context(rank, 0, step=4 if with_step else None))
-    return sent, received, incidents.count("carrier.out_of_turn")
+    return sent, received, diagnostics.count("carrier.out_of_turn")
 
 
 def test_with_a_step_a_skipped_call_costs_contexts_and_links_nothing_wrong():
@@ -183,7 +183,7 @@ def _foreign_message(rank, world_size):
         dist.barrier()
         # Rank 1 has counted two calls more: it drops one context, then follows the sender.
         after = [broadcast_trace_context(rank, 0) for _ in range(2)]
-    return carrier, first, wrong, after, dict(incidents.counts())
+    return carrier, first, wrong, after, dict(diagnostics.counts())
 
 
 def test_a_message_of_somebody_else_is_no_context():

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
+from lens_contrib.torch.process_groups import GroupFacts
 from lens_contrib.torch_distributed import broadcast_trace_context
-from lens_contrib.torch_distributed.groups import GroupFacts
 from lens_core.errors import ProcessGroupError, SourceRankError
 from tests.torch.exchange import error_of
 from tests.torch.tracing import set_up, span

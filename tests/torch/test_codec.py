@@ -13,11 +13,11 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from lens_contrib.nccl.codec import deserialize_context, extract_nccl_context, serialize_context
-from lens_contrib.torch_distributed.frames import Turns, outgoing_frame
-from lens_core.boundary import current_carrier
+from lens_contrib.torch.frames import Turns, outgoing_frame
+from lens_core.channel import current_carrier
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import FrameError
 from lens_core.frame import BROADCAST_CAPACITY, P2P_CAPACITY, encode_frame
-from lens_core.incidents import incidents
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -147,9 +147,9 @@ MALFORMED = [
 
 @pytest.mark.parametrize("data", MALFORMED, ids=lambda data: type(data).__name__)
 def test_malformed_input_is_nothing_and_is_counted(data, local_span):
-    before = incidents.count("carrier.rejected")
+    before = diagnostics.count("carrier.rejected")
     assert deserialize_context(data) is None
-    assert incidents.count("carrier.rejected") == before + 1
+    assert diagnostics.count("carrier.rejected") == before + 1
     context = extract_nccl_context(data)
     assert dict(context) == {}
     assert trace.get_current_span(context) is trace.INVALID_SPAN
@@ -157,9 +157,9 @@ def test_malformed_input_is_nothing_and_is_counted(data, local_span):
 
 @pytest.mark.parametrize("data", [b"", b"{}", bytes(256), b"{}\0\0"])
 def test_nothing_is_nothing_and_is_not_counted(data):
-    before = incidents.count("carrier.rejected")
+    before = diagnostics.count("carrier.rejected")
     assert deserialize_context(data) is None
-    assert incidents.count("carrier.rejected") == before
+    assert diagnostics.count("carrier.rejected") == before
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lens_contrib.timeline.hops import resolve_hops
-from lens_contrib.timeline.runs import read_run
+from lens_tools.runs.hops import resolve_hops
+from lens_tools.runs.read import read_run
 
 ROOT = Path(__file__).parents[2]
 RANKS, STEPS = 4, 20

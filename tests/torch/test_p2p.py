@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from lens_contrib import nccl
 from lens_contrib.nccl import PACK_LIMIT_BYTES
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
 from tests.torch.exchange import (
     DTYPES,
     MODES,
@@ -44,7 +44,7 @@ def _every_size_and_mode(rank, world_size):
             results.append((own, carrier, intact, arrived))
         # Without a span there is no carrier, and nobody is told of an earlier one.
         results.append(({}, exchange(rank, out, back, mode) or {}, True, True))
-    return results, dict(incidents.counts())
+    return results, dict(diagnostics.counts())
 
 
 def test_the_receiver_gets_the_carrier_of_the_true_sender_in_every_mode():
@@ -134,7 +134,7 @@ def _tags(rank, world_size):
         into = torch.empty(4)
         carrier = nccl.recv(into, 0, tag=tag)
         received.append((carrier, float(into[0])))
-    return received, dict(incidents.counts())
+    return received, dict(diagnostics.counts())
 
 
 def test_tags_match_messages_out_of_order():
@@ -194,7 +194,7 @@ def _mixed_calls(rank, world_size):
         work = nccl.irecv(tensor, 0)
         work.wait()
         carriers.append(work.carrier)
-    return carriers, dict(incidents.counts())
+    return carriers, dict(diagnostics.counts())
 
 
 def test_the_mode_depends_on_the_size_alone_so_calls_of_every_kind_match():

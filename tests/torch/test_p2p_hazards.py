@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from lens_contrib import nccl
 from lens_contrib.nccl import PACK_LIMIT_BYTES
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import MessageError, PeerRankError
 from lens_core.frame import P2P_CAPACITY
-from lens_core.incidents import incidents
 from tests.torch.exchange import (
     MODES,
     as_bytes,
@@ -53,7 +53,7 @@ def _threads(rank, world_size):
         thread.start()
     for thread in threads:
         thread.join()
-    return sent, received, problems, dict(incidents.counts())
+    return sent, received, problems, dict(diagnostics.counts())
 
 
 def test_threads_with_tags_of_their_own_keep_their_messages():
@@ -124,7 +124,7 @@ def _refused(rank, world_size):
         # Nothing was sent, and no turn was taken.
         into = torch.empty(4)
         carrier = exchange(rank, torch.full((4,), float(rank)), into)
-    return errors, own, carrier, into.tolist(), dict(incidents.counts())
+    return errors, own, carrier, into.tolist(), dict(diagnostics.counts())
 
 
 def test_what_no_carrier_can_ride_on_is_refused_before_anything_is_sent():
@@ -271,7 +271,7 @@ def _lost_message(rank, world_size):
             dist.recv(torch.empty(16 + P2P_CAPACITY, dtype=torch.uint8), 0)
         else:
             received.append((nccl.recv(into, 0), float(into[0])))
-    return received, incidents.count("carrier.out_of_turn")
+    return received, diagnostics.count("carrier.out_of_turn")
 
 
 def test_a_lost_message_costs_one_context_and_no_more():
@@ -295,7 +295,7 @@ def _stale(rank, world_size):
     for _ in range(3):
         carrier = nccl.recv(buffer, 0, mode="buffer")
         received.append((carrier, as_bytes(buffer).tolist()))
-    return received, dict(incidents.counts())
+    return received, dict(diagnostics.counts())
 
 
 def test_no_frame_and_a_broken_frame_are_no_context_and_never_the_last_one():

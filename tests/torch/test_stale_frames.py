@@ -20,9 +20,9 @@ def _tracer():
 
 
 def _counts():
-    from lens_core.incidents import incidents
+    from lens_core.diagnostics import diagnostics
 
-    counts = incidents.counts()
+    counts = diagnostics.counts()
     return counts.get("carrier.rejected", 0), counts.get("carrier.out_of_turn", 0)
 
 
@@ -87,11 +87,11 @@ def test_point_to_point(mode, verb):
 
 def _no_headers(rank, world_size):
     from lens_contrib.torch_distributed import broadcast_trace_context
-    from lens_core.incidents import incidents
+    from lens_core.diagnostics import diagnostics
 
     with _tracer().start_as_current_span("step"):
         carrier = broadcast_trace_context(rank)
-    counts = incidents.counts()
+    counts = diagnostics.counts()
     return carrier, counts.get("broadcast.no_headers", 0), counts.get("broadcast.no_span", 0)
 
 

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Final
 
-from lens_contrib.torch_distributed.frames import outgoing_frame
-from lens_contrib.torch_distributed.tensors import frame_tensor, tensor_bytes
+from lens_contrib.torch.frames import outgoing_frame
+from lens_contrib.torch.tensors import frame_tensor, tensor_bytes
 from lens_core.errors import MessageError, MissingExtraError
 from lens_core.frame import P2P_CAPACITY
 from lens_core.span_frame import write_span_frame

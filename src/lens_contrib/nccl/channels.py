@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Final
 
-from lens_contrib.torch_distributed.frames import MAX_SEQUENCE, Turns
-from lens_contrib.torch_distributed.groups import GroupFacts, group_facts, require_alive
+from lens_contrib.torch.frames import MAX_SEQUENCE, Turns
+from lens_contrib.torch.process_groups import GroupFacts, group_facts, require_alive
 from lens_core.errors import MessageError, MissingExtraError, PeerRankError
 
 try:

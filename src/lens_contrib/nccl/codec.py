@@ -8,11 +8,11 @@ from typing import Final
 
 from opentelemetry.context import Context
 
-from lens_core.boundary import current_carrier
 from lens_core.carrier import MAX_CARRIER_BYTES, check_carrier, extract_context
+from lens_core.channel import current_carrier
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import LensError
 from lens_core.frame import P2P_CAPACITY, BytesLike, decode_frame, encode_frame
-from lens_core.incidents import incidents
 
 __all__ = ["deserialize_context", "extract_nccl_context", "serialize_context"]
 
@@ -37,7 +37,7 @@ def serialize_context(*, capacity: int = P2P_CAPACITY) -> bytes:
         return encode_frame(current_carrier(), capacity=capacity)
     except LensError as error:
         empty = encode_frame({}, capacity=capacity)  # raises again if it was the capacity
-        incidents.record("carrier.inject_failed", str(error))
+        diagnostics.record("carrier.inject_failed", str(error))
         return empty
 
 
@@ -92,7 +92,7 @@ def _from_json(raw: bytes) -> dict[str, str] | None:
 
 def _reject(problem: str) -> dict[str, str] | None:
     """``None``, counted."""
-    incidents.record(
+    diagnostics.record(
         "carrier.rejected",
         f"deserialize_context: {problem}",
         todo="Pass exactly what serialize_context returned on the other side.",

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from lens_contrib.nccl.buffers import slack_of
 from lens_contrib.nccl.channels import inlet_from, outlet_to
-from lens_contrib.nccl.messages import Mode, check_message, choose_mode
-from lens_contrib.nccl.works import CarrierWork, Landing, Parcel
-from lens_contrib.torch_distributed.groups import member_group
+from lens_contrib.nccl.modes import Mode, check_message, choose_mode
+from lens_contrib.nccl.ops import CarrierWork, Landing, Parcel
+from lens_contrib.torch.process_groups import member_group
 from lens_core.errors import MissingExtraError, PeerRankError
 
 try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Final, Protocol
 
-from lens_contrib.torch_distributed.frames import outgoing_frame
-from lens_contrib.torch_distributed.tensors import frame_tensor, host_buffer, tensor_bytes
+from lens_contrib.torch.frames import outgoing_frame
+from lens_contrib.torch.tensors import frame_tensor, host_buffer, tensor_bytes
 from lens_core.errors import MissingExtraError
 from lens_core.frame import P2P_CAPACITY
 from lens_core.span_frame import write_span_frame

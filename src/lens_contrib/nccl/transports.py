@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from lens_contrib.nccl.buffers import carrier_buffer, slack_of
-from lens_contrib.nccl.messages import check_message
+from lens_contrib.nccl.modes import check_message
 from lens_contrib.nccl.rooms import payload_bytes
-from lens_contrib.torch_distributed.tensors import frame_tensor, tensor_bytes
+from lens_contrib.torch.tensors import frame_tensor, tensor_bytes
 from lens_core.errors import FrameError, MessageError, MissingExtraError
 from lens_core.frame import P2P_CAPACITY, decode_frame, encode_frame
 from lens_core.transport import Received

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from lens_core.incidents import describe, incidents
+from lens_core.diagnostics import describe, diagnostics
 
 __all__ = ["guarded"]
 
@@ -18,5 +18,5 @@ def guarded(action: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | No
     try:
         return action(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
-        incidents.record("pipelining.failed", describe(error))
+        diagnostics.record("pipelining.failed", describe(error))
         return None

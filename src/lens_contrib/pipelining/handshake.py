@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from lens_contrib.agreement import Facts, KeyStore, agree, group_store
-from lens_contrib.pipelining.wire import WIRE_VERSION
+from lens_contrib.pipelining.wire_links import WIRE_VERSION
+from lens_contrib.torch.agreement import Facts, KeyStore, agree, group_store
+from lens_core.diagnostics import describe
 from lens_core.errors import AgreementError, MissingExtraError
 from lens_core.frame import P2P_CAPACITY
-from lens_core.incidents import describe
 
 try:
     import torch
@@ -29,9 +29,9 @@ def shake_hands(
 ) -> None:
     """Return only if every rank of the group adds the same frames to this pipeline.
 
-    Through the group's store, with one verdict for all (:mod:`lens_contrib.agreement`). After a
-    refusal all ranks may try again, also those that had missed it: which attempt it is, is not
-    counted in each process, but read off the store.
+    Through the group's store, with one verdict for all (:mod:`lens_contrib.torch.agreement`).
+    After a refusal all ranks may try again, also those that had missed it: which attempt it is, is
+    not counted in each process, but read off the store.
 
     Raises:
         AgreementError: If a rank did not come by the deadline, or differs in version, capacity,

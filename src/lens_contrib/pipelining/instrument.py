@@ -13,13 +13,13 @@ from opentelemetry.trace import Tracer
 from lens_contrib.pipelining.handshake import shake_hands
 from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
 from lens_contrib.pipelining.layout import current_layout, pipeline_key
+from lens_contrib.pipelining.membership import Membership
 from lens_contrib.pipelining.registry import pipeline_of
-from lens_contrib.pipelining.roll_call import RollCall
-from lens_contrib.pipelining.run import PipelineTrace
-from lens_contrib.pipelining.stage import StageHooks
-from lens_contrib.pipelining.wire import Wire
+from lens_contrib.pipelining.schedule_run import PipelineTrace
+from lens_contrib.pipelining.stage_hooks import StageHooks
+from lens_contrib.pipelining.wire_links import Wire
 from lens_core.errors import ConfigError, MissingExtraError, SetupError
-from lens_core.spans import span_tracer
+from lens_core.spans.managed import span_tracer
 from lens_core.whole_number import whole_number
 
 try:
@@ -108,7 +108,7 @@ def instrument_pipelining(
     the moment of sending; a recv's lasts from posting until the stage uses the payload.
 
     With ``links="derived"`` no message is sent: both ends derive the ids, for which the ranks must
-    share a run key (:func:`lens_contrib.run_key.agree_run_key`, or the launcher's environment). In
+    share a run key (:func:`lens_contrib.torch.agree_run_key`, or the launcher's environment). In
     the background each rank says once in the group's store that it takes part; a rank that does not
     is counted as ``pipelining.absent``, and is no longer linked to.
     With ``"wire"`` one frame of 256 bytes follows each payload, for peers that cannot derive.
@@ -162,7 +162,7 @@ def instrument_pipelining(
             partial(current_layout, stages[0]),
             span_tracer.tracer if tracer is None else tracer,
             Wire() if links == "wire" else None,
-            RollCall(key, dist.get_rank()) if links == "derived" else None,
+            Membership(key, dist.get_rank()) if links == "derived" else None,
         )
         pipeline.trace = ref(shared)
     return Instrumentation(schedule_or_stage, [StageHooks(stage, shared) for stage in stages])

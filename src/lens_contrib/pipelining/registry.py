@@ -9,7 +9,7 @@ from typing import Final
 from weakref import WeakKeyDictionary, ref
 
 from lens_contrib.pipelining.layout import members_of
-from lens_contrib.pipelining.run import PipelineTrace
+from lens_contrib.pipelining.schedule_run import PipelineTrace
 from lens_core.errors import MissingExtraError
 
 try:

@@ -30,7 +30,7 @@ from lens_contrib.ray.injection import (
     ray_dispatch_with_context,
 )
 from lens_contrib.ray.instrumentor import RayInstrumentor
-from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
+from lens_contrib.ray.transports import CARRIER_ARGUMENT, RayTransport
 from lens_contrib.ray.waiting import traced_get
 
 __all__ = [

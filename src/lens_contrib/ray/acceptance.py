@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 from lens_contrib.ray.outer import accepts_keyword
-from lens_contrib.ray.transport import CARRIER_ARGUMENT
+from lens_contrib.ray.transports import CARRIER_ARGUMENT
 
 __all__ = ["accepts_carrier", "place_of_carrier"]
 

@@ -13,9 +13,9 @@ from opentelemetry.util.types import AttributeValue
 from ray.actor import ActorClass
 from ray.remote_function import RemoteFunction
 
-from lens_contrib.ray.wire import CallSpec, LocalTracer
+from lens_contrib.ray.process_local import CallSpec, LocalTracer
 from lens_contrib.ray.wrapping import wrap_function
-from lens_core.boundary import Relation
+from lens_core.channel import Relation
 from lens_core.errors import ConfigError, MessageError
 
 __all__ = ["traced", "traced_remote_call"]

@@ -18,14 +18,14 @@ from opentelemetry.trace import Link, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from lens_contrib.ray.failure import record_failure
-from lens_contrib.ray.transport import RayTransport
+from lens_contrib.ray.process_local import CallSpec, ProcessLocal, tracer_of
+from lens_contrib.ray.transports import RayTransport
 from lens_contrib.ray.w3c import Headers
-from lens_contrib.ray.wire import CallSpec, ProcessLocal, tracer_of
 from lens_contrib.ray.worker import provider_is_set, this_process
-from lens_core.boundary import CarrierStatus, Relation
+from lens_core.channel import CarrierStatus, Relation
 from lens_core.current_context import attach_context, get_current_context
 from lens_core.detach import detach
-from lens_core.incidents import describe, incidents
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import (
     LENS_CARRIER,
     LENS_TRANSPORT,
@@ -34,7 +34,7 @@ from lens_core.semconv import (
 )
 
 if TYPE_CHECKING:  # it needs the SDK, which a worker without telemetry does not load
-    from lens_core.telemetry.remote_children import RemoteChildren
+    from lens_core.telemetry.pipeline.remote_children import RemoteChildren
 
 __all__ = ["Entry", "Scope"]
 
@@ -55,7 +55,8 @@ class Entry(ProcessLocal):
         self._name = str(spec["name"])
         self._relation = cast("Relation", spec["relation"])
         self._tracer = tracer_of(spec.get("tracer"))
-        #: This package's own tracers have a short way (``lens_core.telemetry.remote_children``).
+        #: This package's own tracers have a short way
+        #: (``lens_core.telemetry.pipeline.remote_children``).
         self._children = self._ask_children()
         own = cast("Mapping[str, AttributeValue]", spec.get("attributes") or {})
         # As the SDK would keep them: what is checked here is not checked for each span.
@@ -84,7 +85,7 @@ class Entry(ProcessLocal):
                 scope.attach()
             return scope
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
-            incidents.record("ray.span_failed", describe(error))
+            diagnostics.record("ray.span_failed", describe(error))
             return None
 
     def start(self, carrier: object, ray_carrier: object) -> Scope | None:
@@ -92,7 +93,7 @@ class Entry(ProcessLocal):
         try:
             return self._start(ray_carrier if carrier is None else carrier)
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
-            incidents.record("ray.span_failed", describe(error))
+            diagnostics.record("ray.span_failed", describe(error))
             return None
 
     def _start(self, carrier: object) -> Scope | None:
@@ -185,4 +186,4 @@ class Scope:
         try:
             self._span.end()
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
-            incidents.record("span.end_failed", describe(error))
+            diagnostics.record("span.end_failed", describe(error))

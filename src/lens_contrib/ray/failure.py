@@ -13,9 +13,9 @@ from typing import Final
 from opentelemetry.trace import Span, StatusCode
 from ray.exceptions import AsyncioActorExit, RayTaskError
 
-from lens_core.incidents import incidents
-from lens_core.outcome import error_type, one_line, record_error
+from lens_core.diagnostics import diagnostics
 from lens_core.semconv import ERROR_TYPE, RAY_TASK_CANCELLED
+from lens_core.spans.status import error_type, one_line, record_error
 
 __all__ = ["record_failure"]
 
@@ -41,7 +41,7 @@ def record_failure(span: Span, error: BaseException, *, cancels: bool = False) -
         else:
             record_error(span, error)
     except Exception as failure:  # noqa: BLE001 - must not replace the user's exception
-        incidents.record("span.record_failed", f"{type(failure).__name__}: {failure}")
+        diagnostics.record("span.record_failed", f"{type(failure).__name__}: {failure}")
 
 
 def _leaves_actor(error: BaseException) -> bool:

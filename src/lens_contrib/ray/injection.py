@@ -9,15 +9,15 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from lens_contrib.ray.acceptance import accepts_carrier, place_of_carrier
-from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
+from lens_contrib.ray.process_local import CallSpec, ProcessLocal, tracer_of
+from lens_contrib.ray.transports import CARRIER_ARGUMENT, RayTransport
 from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.waiting import producers
-from lens_contrib.ray.wire import CallSpec, ProcessLocal, tracer_of
-from lens_core.boundary import current_carrier
 from lens_core.carrier import extract_context, get_global_textmap
+from lens_core.channel import current_carrier
 from lens_core.current_context import get_current_context
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import CarrierError
-from lens_core.incidents import describe, incidents
 from lens_core.semconv import MESSAGING_OPERATION_TYPE, RPC_SYSTEM_NAME
 
 __all__ = ["Injector", "extract_ray_context", "inject_ray_context", "ray_dispatch_with_context"]
@@ -92,7 +92,7 @@ class Injector(ProcessLocal):
         try:
             carrier = self._headers.current()
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
-            incidents.record("carrier.inject_failed", f"ray: {describe(error)}")
+            diagnostics.record("carrier.inject_failed", f"ray: {describe(error)}")
             carrier = {}
         if self._by_position and place >= 0 and type(carrier) is bytes:
             self._last = (get_current_context(), code, place, carrier)
@@ -195,5 +195,5 @@ def ray_dispatch_with_context(
         try:
             kwargs = dict(RayTransport().inject(kwargs, carrier))
         except CarrierError as error:
-            incidents.record("carrier.inject_failed", f"{RayTransport.name}: {error}")
+            diagnostics.record("carrier.inject_failed", f"{RayTransport.name}: {error}")
     return remote(*args, **kwargs)

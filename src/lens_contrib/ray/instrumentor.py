@@ -19,9 +19,9 @@ from ray.remote_function import RemoteFunction
 
 from lens_contrib.ray.acceptance import accepts_carrier
 from lens_contrib.ray.decorator import traced
-from lens_contrib.ray.transport import CARRIER_ARGUMENT
-from lens_core.boundary import current_carrier
-from lens_core.incidents import incidents
+from lens_contrib.ray.transports import CARRIER_ARGUMENT
+from lens_core.channel import current_carrier
+from lens_core.diagnostics import diagnostics
 
 __all__ = ["RayInstrumentor"]
 
@@ -78,7 +78,7 @@ class RayInstrumentor:
             try:
                 before = _patches()
             except AttributeError as error:
-                incidents.record(
+                diagnostics.record(
                     "ray.instrumentation_failed",
                     f"Ray {ray.__version__} is built differently: {error}",
                     todo="Use the decorator lens_contrib.ray.traced.",
@@ -93,7 +93,7 @@ class RayInstrumentor:
                     # A class of its own: the user's may be in use elsewhere, without Ray.
                     return traced(_subclass(target) if isinstance(target, type) else target, tracer)
                 except Exception as error:  # noqa: BLE001 - the user's definition must not fail
-                    incidents.record("ray.not_traced", f"{target!r}: {error}")
+                    diagnostics.record("ray.not_traced", f"{target!r}: {error}")
                     return target
 
             def init(self: Any, language: Any, function: Any, *rest: Any, **more: Any) -> None:

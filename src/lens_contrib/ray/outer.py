@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Final
 
-from lens_core.incidents import describe, incidents
+from lens_core.diagnostics import describe, diagnostics
 
 __all__ = ["OuterDecorators", "accepts_keyword"]
 
@@ -79,7 +79,7 @@ class OuterDecorators:
                 with self._lock:
                     self._search()
             except Exception as error:  # noqa: BLE001 - unknown means: do not inject
-                incidents.record("ray.decorators_unknown", describe(error))
+                diagnostics.record("ray.decorators_unknown", describe(error))
             if self._answer is None:
                 self._answer = 0
         return self._answer
@@ -100,7 +100,7 @@ class OuterDecorators:
             strict = [layer for layer in found if not accepts_keyword(layer, one._keyword)]
             one._answer = 0 if strict else 2 if all(map(_is_of_ray, found)) else 1
             if strict:
-                incidents.record(
+                diagnostics.record(
                     "ray.strict_decorator",
                     f"{getattr(strict[0], '__qualname__', strict[0])} around a traced function "
                     f"does not pass {one._keyword} on; its calls get no context",

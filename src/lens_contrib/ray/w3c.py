@@ -21,9 +21,9 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from lens_contrib.ray.transport import CARRIER_ARGUMENT, RayTransport
-from lens_core.boundary import current_carrier
+from lens_contrib.ray.transports import CARRIER_ARGUMENT, RayTransport
 from lens_core.carrier import extract_context, get_global_textmap
+from lens_core.channel import current_carrier
 from lens_core.current_context import get_current_context
 
 __all__ = ["Headers"]

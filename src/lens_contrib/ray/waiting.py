@@ -19,9 +19,9 @@ from opentelemetry.trace import Link, SpanContext
 
 from lens_contrib.ray.failure import record_failure
 from lens_core.detach import detach
-from lens_core.incidents import describe, incidents
-from lens_core.outcome import end_span
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import RAY_WAIT_TASK_IDS, RPC_SYSTEM_NAME
+from lens_core.spans.status import end_span
 
 __all__ = ["Producers", "producers", "traced_get"]
 
@@ -92,7 +92,7 @@ def traced_get(
     try:
         span = tracer.start_span(name, links=links, attributes=attributes)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or processor may raise anything
-        incidents.record("span.failed", describe(error))
+        diagnostics.record("span.failed", describe(error))
         span = trace.INVALID_SPAN
     token = otel_context.attach(trace.set_span_in_context(span))
     try:

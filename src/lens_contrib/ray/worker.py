@@ -18,7 +18,7 @@ from opentelemetry.util.types import AttributeValue
 from ray._private.worker import global_worker
 from ray.runtime_context import RuntimeContext
 
-from lens_core.incidents import describe, incidents
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import (
     RAY_ACTOR_ID,
     RAY_JOB_ID,
@@ -57,7 +57,7 @@ class Worker:
                 if self.in_worker() and not provider_is_set():
                     _setup_from_environment()
             except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
-                incidents.record(
+                diagnostics.record(
                     "ray.setup_failed",
                     describe(error),
                     todo="This worker runs untraced; check its NEMO_LENS_* variables.",

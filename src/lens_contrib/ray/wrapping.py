@@ -3,8 +3,8 @@
 Three properties of Ray decide its form (Ray 2.60; each has a test):
 
 - Ray pickles it by value. Its closure may hold only builtins and objects that reduce to builtins
-  (:mod:`lens_contrib.ray.wire`), and it imports this package in its body: in a worker without this
-  package it calls the user's function, untraced.
+  (:mod:`lens_contrib.ray.process_local`), and it imports this package in its body: in a worker
+  without this package it calls the user's function, untraced.
 - For actor methods Ray reads signature and options from ``inspect.unwrap(method)``. So the wrapper
   has no ``__wrapped__``, its own ``__signature__``, and a copy of the function's ``__dict__``.
 - Ray and asyncio look at the kind of the function: a coroutine function gets a coroutine
@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lens_contrib.ray.outer import OuterDecorators
-from lens_contrib.ray.transport import CARRIER_ARGUMENT
-from lens_contrib.ray.wire import CallSpec
+from lens_contrib.ray.process_local import CallSpec
+from lens_contrib.ray.transports import CARRIER_ARGUMENT
 
 __all__ = ["RAY_CARRIER_ARGUMENT", "TRACED_MARK", "wrap_function"]
 

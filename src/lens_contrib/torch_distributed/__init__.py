@@ -11,7 +11,7 @@ from lens_core.errors import MissingExtraError
 
 try:
     from lens_contrib.torch_distributed.broadcast import broadcast_trace_context
-    from lens_contrib.torch_distributed.transport import BroadcastTransport
+    from lens_contrib.torch_distributed.transports import BroadcastTransport
 except MissingExtraError as _missing:
     from lens_contrib.torch_distributed.absent import broadcast_trace_context
 

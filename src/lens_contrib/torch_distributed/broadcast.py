@@ -7,17 +7,17 @@ from typing import Final
 
 from opentelemetry import trace
 
-from lens_contrib.torch_distributed.frames import MAX_SEQUENCE, Turns, outgoing_frame
-from lens_contrib.torch_distributed.groups import (
+from lens_contrib.torch.frames import MAX_SEQUENCE, Turns, outgoing_frame
+from lens_contrib.torch.process_groups import (
     current_device,
     group_facts,
     member_group,
     require_alive,
 )
-from lens_contrib.torch_distributed.tensors import frame_tensor, host_buffer, tensor_bytes
+from lens_contrib.torch.tensors import frame_tensor, host_buffer, tensor_bytes
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import MissingExtraError, ProcessGroupError, SourceRankError
 from lens_core.frame import BROADCAST_CAPACITY
-from lens_core.incidents import incidents
 from lens_core.span_frame import read_span_frame, write_span_frame
 
 try:
@@ -231,14 +231,14 @@ _by_group: Final[dict[int, _Channel]] = {}
 def _report_nothing_sent(rank: int) -> None:
     """Say, on the source, why there is nothing to share."""
     if trace.get_current_span().get_span_context().is_valid:
-        incidents.record(
+        diagnostics.record(
             "broadcast.no_headers",
             f"rank {rank} is the source of broadcast_trace_context; the propagators wrote nothing "
             "that a frame can hold for its span",
             todo="Let OTEL_PROPAGATORS name tracecontext.",
         )
         return
-    incidents.record(
+    diagnostics.record(
         "broadcast.no_span",
         f"rank {rank} is the source of broadcast_trace_context and has no span",
         todo="Call it inside a span on the source rank, so that there is one to share.",

@@ -15,20 +15,20 @@ through the store of a process group.
 
 from __future__ import annotations
 
-from lens_core.identity.derive import HopId
-from lens_core.identity.hops import Hop, hop_span
-from lens_core.identity.identity import (
+from lens_core.identity.current import (
     Identity,
     IdentityToken,
     current_identity,
     install_identity,
     reset_identity,
 )
+from lens_core.identity.derive import HopId
+from lens_core.identity.hops import Hop, hop_span
 from lens_core.identity.mesh import MeshCoordinates
 from lens_core.identity.run_key import RunKey, random_run_key, run_key_from_environment
 from lens_core.identity.scope import StepScope, current_step
 from lens_core.identity.steps import run_span, step_carrier, step_span
-from lens_core.identity.transport import DerivedMessage, DerivedTransport
+from lens_core.identity.transports import DerivedMessage, DerivedTransport
 
 __all__ = [
     "DerivedMessage",

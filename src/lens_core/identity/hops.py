@@ -25,12 +25,11 @@ from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.detach import detach
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
 from lens_core.identity.derive import HopId
 from lens_core.identity.owned import start_owned_span
 from lens_core.identity.scope import StepScope, current_step
-from lens_core.incidents import describe, incidents
-from lens_core.outcome import end_span, record_error
 from lens_core.semconv import (
     LENS_CHUNK,
     LENS_HOP_DIRECTION,
@@ -39,7 +38,8 @@ from lens_core.semconv import (
     LENS_OP,
     LENS_PEER_RANK,
 )
-from lens_core.spans import span_tracer
+from lens_core.spans.managed import span_tracer
+from lens_core.spans.status import end_span, record_error
 
 __all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
 
@@ -85,7 +85,7 @@ class Hop:
 
 def record_sequence_mismatch(expected: int | None, received: int) -> None:
     """Count that a frame brought another sequence number than was expected."""
-    incidents.record(
+    diagnostics.record(
         "hop.sequence_mismatch",
         f"expected message {expected}, the frame is of message {received}",
         todo="One side skipped or repeated a send or recv; the link is left out.",
@@ -156,7 +156,7 @@ def hop_span(
             scope = None
         send = recv = link = None
         if scope is None:
-            incidents.record(
+            diagnostics.record(
                 "link.missing",
                 f"{operation} runs outside a step whose ids can be derived",
                 todo="Call hop_span() inside step_span(), with a run key that all ranks share.",
@@ -177,7 +177,7 @@ def hop_span(
         used = span_tracer.tracer if tracer is None else tracer
         hop = _open(used, operation, scope, send, recv, link, confirm, marked)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
-        incidents.record("span.failed", describe(error))
+        diagnostics.record("span.failed", describe(error))
         hop = Hop(trace.INVALID_SPAN)
     token = otel_context.attach(trace.set_span_in_context(hop.span))
     try:
@@ -230,7 +230,7 @@ def _parse(operation: str) -> tuple[str, str]:
 
 def _link(scope: StepScope, recv: HopId, side: _Side) -> Link | None:
     if not scope.identity.includes(recv.source):
-        incidents.record(
+        diagnostics.record(
             "link.missing",
             f"rank {recv.source} starts no spans under derived ids",
             todo="Set up telemetry and install lens on that rank too.",

@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
 
 __all__ = [
     "derived_context",
@@ -200,7 +200,7 @@ def start_owned_child(
 
 
 def _not_honoured(name: str) -> None:
-    incidents.record(
+    diagnostics.record(
         "identity.foreign_generator",
         f"span {name!r} did not get its derived id",
         todo="Give the tracer provider lens_core.telemetry.ids.PrivateIdGenerator as its "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lens_core.errors import ConfigError
-from lens_core.telemetry.run_identity import run_attempt
+from lens_core.identity.run import run_attempt
 
 __all__ = ["RUN_KEY_VARIABLE", "RunKey", "random_run_key", "run_key_from_environment"]
 

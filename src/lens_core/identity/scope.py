@@ -10,8 +10,8 @@ from typing import Final
 
 from opentelemetry.trace import SpanContext
 
+from lens_core.identity.current import Identity
 from lens_core.identity.derive import Deriver, HopId
-from lens_core.identity.identity import Identity
 from lens_core.identity.owned import derived_context
 
 __all__ = ["OpenSteps", "StepScope", "current_step", "open_steps"]

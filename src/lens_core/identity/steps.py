@@ -20,15 +20,15 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanContext, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.boundary import Relation, current_carrier
+from lens_core.channel import Relation, current_carrier
 from lens_core.detach import detach
-from lens_core.identity.identity import Identity, current_identity
+from lens_core.diagnostics import describe, diagnostics
+from lens_core.identity.current import Identity, current_identity
 from lens_core.identity.owned import is_sampled, start_owned_span
 from lens_core.identity.scope import StepScope, current_step, open_steps
-from lens_core.incidents import describe, incidents
-from lens_core.outcome import end_span, record_error
 from lens_core.semconv import DL_ITERATION, LENS_IDENTITY
-from lens_core.spans import span_tracer
+from lens_core.spans.managed import span_tracer
+from lens_core.spans.status import end_span, record_error
 
 __all__ = ["run_span", "step_carrier", "step_span"]
 
@@ -217,7 +217,7 @@ def step_carrier(
         try:
             scope.sampled = is_sampled(used, scope.trace_id, kind)
         except Exception as error:  # noqa: BLE001 - a foreign sampler may raise anything
-            incidents.record("span.failed", describe(error))
+            diagnostics.record("span.failed", describe(error))
             return {}
     span = trace.NonRecordingSpan(scope.owner_context())
     return current_carrier(trace.set_span_in_context(span, otel_context.Context()))
@@ -233,7 +233,7 @@ def _start(
     try:
         return _start_step(scope, tracer, name, relation, attributes)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
-        incidents.record("span.failed", describe(error))
+        diagnostics.record("span.failed", describe(error))
         return trace.INVALID_SPAN
 
 
@@ -270,7 +270,7 @@ def _start_step(
     else:
         span_id = 0  # nobody refers to it: any will do, in the trace of the step
         if not who.includes(who.owner_rank):
-            incidents.record(
+            diagnostics.record(
                 "link.missing",
                 f"the owner, rank {who.owner_rank}, starts no spans under derived ids",
                 todo="Set up telemetry and install lens on that rank too.",

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import ConfigError
-from lens_core.incidents import incidents
 
 __all__ = ["EXPORTERS", "JOURNAL_MODES", "NemoLensConfig"]
 
@@ -74,7 +74,7 @@ class NemoLensConfig:
     ) -> NemoLensConfig:
         """The settings that the environment holds; each field's variable is ``PREFIX_FIELD``.
 
-        An unset or empty variable leaves the default. A bad value is an incident
+        An unset or empty variable leaves the default. A bad value is a diagnostic
         (``config.invalid``), logged with the name of its variable, and leaves the default.
 
         Args:
@@ -99,7 +99,7 @@ class NemoLensConfig:
                 if strict:
                     raise
                 default = getattr(config, field.name)
-                incidents.record("config.invalid", str(error), todo=f"Using {default!r}.")
+                diagnostics.record("config.invalid", str(error), todo=f"Using {default!r}.")
         return config
 
 

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 
-from lens_core.incidents import describe, incidents
+from lens_core.diagnostics import describe, diagnostics
 
 __all__ = ["ControlThread"]
 
@@ -48,7 +48,7 @@ class ControlThread:
             try:
                 _guarded(action)
             except BaseException as error:  # noqa: BLE001 - such as the panic of a Rust exporter
-                incidents.record("control.failed", describe(error))
+                diagnostics.record("control.failed", describe(error))
             finally:
                 done.set()
 
@@ -80,4 +80,4 @@ def _guarded(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:  # noqa: BLE001 - nothing may end this thread
-        incidents.record("control.failed", describe(error))
+        diagnostics.record("control.failed", describe(error))

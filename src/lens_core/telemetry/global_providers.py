@@ -28,8 +28,8 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import Attributes
 
-from lens_core.telemetry.remote_children import RemoteChildren
-from lens_core.telemetry.span_pipeline import SpanAttachment
+from lens_core.telemetry.pipeline.remote_children import RemoteChildren
+from lens_core.telemetry.pipeline.span_pipeline import SpanAttachment
 
 __all__ = [
     "SwitchMeterProvider",

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from lens_core.groups import SpanGroupSwitch
+from lens_core.spans.groups import SpanGroupSwitch
 
 __all__ = ["GROUP_FILE", "GroupFileWatch", "read_group_file", "write_group_file"]
 

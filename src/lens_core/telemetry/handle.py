@@ -10,7 +10,7 @@ from opentelemetry.metrics import Meter, NoOpMeter
 from opentelemetry.trace import NoOpTracer, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.telemetry.run_identity import RunIdentity
+from lens_core.identity.run import RunIdentity
 
 __all__ = ["TelemetryHandle", "current_telemetry", "set_current_telemetry"]
 

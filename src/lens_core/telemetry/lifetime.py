@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import Protocol
 
 from lens_core.telemetry.control_thread import ControlThread
-from lens_core.telemetry.delivery import DeliveryCounts
-from lens_core.telemetry.files import LineFile
-from lens_core.telemetry.meters import Meters
-from lens_core.telemetry.span_pipeline import SpanPipeline
+from lens_core.telemetry.export.files import LineFile
+from lens_core.telemetry.metrics.meters import Meters
+from lens_core.telemetry.pipeline.delivery import DeliveryCounts
+from lens_core.telemetry.pipeline.span_pipeline import SpanPipeline
 from lens_core.telemetry.termination import TerminationGuard
 
 __all__ = ["AnyDelivery", "Lifetime"]
@@ -37,7 +37,7 @@ _CLOSE_S = 0.2
 
 
 class AnyDelivery(Protocol):
-    """A :class:`~lens_core.telemetry.delivery.Delivery` of any signal."""
+    """A :class:`~lens_core.telemetry.pipeline.delivery.Delivery` of any signal."""
 
     counts: DeliveryCounts
     signal: str

@@ -15,12 +15,13 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.util.types import AttributeValue
 
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
-from lens_core.groups import span_groups
-from lens_core.incidents import describe, incidents
-from lens_core.spans import span_tracer
+from lens_core.identity.run import RunIdentity
+from lens_core.spans.groups import span_groups
+from lens_core.spans.managed import span_tracer
 from lens_core.telemetry.config import EXPORTERS, NemoLensConfig
-from lens_core.telemetry.exporters import (
+from lens_core.telemetry.export.destinations import (
     LOGS,
     METRICS,
     SPANS,
@@ -28,18 +29,17 @@ from lens_core.telemetry.exporters import (
     SpanExporterSink,
     build_deliveries,
 )
-from lens_core.telemetry.files import LineFile, run_directory
+from lens_core.telemetry.export.files import LineFile, run_directory
 from lens_core.telemetry.global_providers import make_global
 from lens_core.telemetry.group_file import GroupFileWatch
 from lens_core.telemetry.handle import TelemetryHandle
-from lens_core.telemetry.journal.attach import JournalPlan, open_journal
+from lens_core.telemetry.journaling import JournalPlan, open_journal
 from lens_core.telemetry.lifetime import Lifetime
-from lens_core.telemetry.log_bridge import log_bridges
-from lens_core.telemetry.log_pipeline import LogPipeline
-from lens_core.telemetry.meters import build_meters
+from lens_core.telemetry.logs.log_bridge import log_bridges
+from lens_core.telemetry.logs.log_pipeline import LogPipeline
+from lens_core.telemetry.metrics.meters import build_meters
+from lens_core.telemetry.metrics.self_metrics import observe_self
 from lens_core.telemetry.resources import build_resource
-from lens_core.telemetry.run_identity import RunIdentity
-from lens_core.telemetry.self_metrics import observe_self
 from lens_core.telemetry.traces import build_traces
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def install(request: Request) -> TelemetryHandle:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                incidents.record("groups.not_live", describe(error), todo=_CHECK_DIRECTORY)
+                diagnostics.record("groups.not_live", describe(error), todo=_CHECK_DIRECTORY)
             watch = GroupFileWatch(directory, span_groups, config.span_groups)
             lifetime.control.ticks.append(watch.look)
         observe_self(metrics.meter, lifetime.counts)

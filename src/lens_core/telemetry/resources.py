@@ -19,9 +19,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.util.types import AttributeValue
 
 from lens_core import semconv
-from lens_core.attributes import to_utf8
+from lens_core.identity.run import RunIdentity
+from lens_core.spans.attributes import to_utf8
 from lens_core.telemetry.config import NemoLensConfig
-from lens_core.telemetry.run_identity import RunIdentity
 from lens_core.whole_number import whole_number
 
 __all__ = ["build_resource", "child_resource", "detect_attributes"]

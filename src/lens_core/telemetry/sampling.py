@@ -31,9 +31,9 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import Link, SpanKind, TraceState, get_current_span
 from opentelemetry.util.types import Attributes
 
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
 from lens_core.identity.owned import starting_owned_span
-from lens_core.incidents import describe, incidents
 from lens_core.telemetry.ids import PrivateIdGenerator
 
 __all__ = ["LinkAware", "id_generator_from_env", "linkaware_traceidratio", "sampler_from_env"]
@@ -95,7 +95,7 @@ def linkaware_traceidratio(argument: str | None) -> Sampler:
 def sampler_from_env(environ: Mapping[str, str] | None = None) -> Sampler:
     """The sampler that ``OTEL_TRACES_SAMPLER`` names; parent, else links, else all by default.
 
-    A name that nobody provides and a bad argument are incidents (``config.invalid``).
+    A name that nobody provides and a bad argument are diagnostics (``config.invalid``).
     """
     source = os.environ if environ is None else environ
     name, argument = source.get(_SAMPLER, "").strip(), source.get(_ARGUMENT, "").strip()
@@ -122,7 +122,7 @@ def sampler_from_env(environ: Mapping[str, str] | None = None) -> Sampler:
         return sampler
     names = [entry.name for entry in entry_points(group="opentelemetry_traces_sampler")]
     error = ConfigError(_SAMPLER, name, "one of " + ", ".join(sorted(names)))
-    incidents.record("config.invalid", str(error), todo="Using parentbased_always_on.")
+    diagnostics.record("config.invalid", str(error), todo="Using parentbased_always_on.")
     return default
 
 
@@ -137,7 +137,7 @@ def id_generator_from_env(environ: Mapping[str, str] | None = None) -> IdGenerat
     if isinstance(generator, IdGenerator):
         return generator
     error = ConfigError(_ID_GENERATOR, name, "an installed id generator")
-    incidents.record("config.invalid", str(error), todo="Using random ids.")
+    diagnostics.record("config.invalid", str(error), todo="Using random ids.")
     return PrivateIdGenerator()
 
 
@@ -151,7 +151,7 @@ def _ratio(text: str) -> float:
     if 0.0 <= ratio <= 1.0:
         return ratio
     error = ConfigError(_ARGUMENT, text, "a number from 0 to 1")
-    incidents.record("config.invalid", str(error), todo="Using 1.0.")
+    diagnostics.record("config.invalid", str(error), todo="Using 1.0.")
     return 1.0
 
 
@@ -160,7 +160,7 @@ def _load(group: str, name: str) -> Callable[..., object] | None:
         try:
             loaded = entry.load()
         except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the job
-            incidents.record("config.invalid", f"{name}: {describe(error)}")
+            diagnostics.record("config.invalid", f"{name}: {describe(error)}")
             continue
         if callable(loaded):
             return loaded  # type: ignore[no-any-return]
@@ -171,5 +171,5 @@ def _call(factory: Callable[..., object], name: str, *arguments: str) -> object:
     try:
         return factory(*arguments)
     except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the job
-        incidents.record("config.invalid", f"{name}{arguments}: {describe(error)}")
+        diagnostics.record("config.invalid", f"{name}{arguments}: {describe(error)}")
         return None

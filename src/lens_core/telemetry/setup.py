@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.errors import MissingExtraError, SetupError
+from lens_core.identity.run import resolve_run_identity
 from lens_core.telemetry.config import NemoLensConfig
 from lens_core.telemetry.handle import (
     TelemetryHandle,
     current_telemetry,
     set_current_telemetry,
 )
-from lens_core.telemetry.run_identity import resolve_run_identity
-from lens_core.telemetry.sdk_environment import usable_environment
+from lens_core.telemetry.sdk.sdk_environment import usable_environment
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader

@@ -17,16 +17,16 @@ from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Tracer, TracerProvider
 
-from lens_core.incidents import incidents
+from lens_core.diagnostics import diagnostics
 from lens_core.semconv import NEMO_RUN_ATTEMPT, NEMO_RUN_ID
-from lens_core.telemetry.delivery import Delivery
 from lens_core.telemetry.global_providers import (
     attachment_of,
     foreign_tracer_provider,
     tracer_switch,
 )
+from lens_core.telemetry.pipeline.delivery import Delivery
+from lens_core.telemetry.pipeline.span_pipeline import SpanPipeline
 from lens_core.telemetry.sampling import id_generator_from_env, sampler_from_env
-from lens_core.telemetry.span_pipeline import SpanPipeline
 
 __all__ = ["Traces", "build_traces"]
 
@@ -75,7 +75,7 @@ def build_traces(
     """Everything for spans; nothing global is touched yet."""
     foreign = foreign_tracer_provider()
     if foreign is not None and not isinstance(foreign, SdkTracerProvider):
-        incidents.record(
+        diagnostics.record(
             "provider.foreign",
             f"the application installed a {type(foreign).__name__}, which takes no span processors",
             todo="Spans go where it sends them; they are not exported by this library.",
@@ -104,7 +104,7 @@ def _span_limits() -> SpanLimits:
         return SpanLimits()
     except ValueError as error:
         # The SDK raises for a bad OTEL_*_LIMIT; a wrong variable must not stop a training job.
-        incidents.record("config.invalid", str(error), todo="Using the default limits.")
+        diagnostics.record("config.invalid", str(error), todo="Using the default limits.")
         return SpanLimits(
             max_attributes=_DEFAULT_LIMIT,
             max_events=_DEFAULT_LIMIT,

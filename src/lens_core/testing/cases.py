@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from lens_core.boundary import Relation
+from lens_core.channel import Relation
 from lens_core.testing.hops import HopRecord, Parcel
 from lens_core.transport import Transport
 
@@ -35,7 +35,7 @@ class TransportCase(Generic[M]):
             its own that could be damaged.
         carrier_bytes: Most bytes of carrier that surely fit; what is larger loses baggage first.
         calls_when_off: Stated cost without a context: the most Python and C calls that
-            :func:`~lens_core.boundary.outbound` and :func:`~lens_core.boundary.receive` make
+            :func:`~lens_core.channel.outbound` and :func:`~lens_core.channel.receive` make
             together. Time is measured in ``benchmarks/``; a count of calls cannot be noisy.
         gaps: Headers that this transport never carries, such as ``baggage`` where ids are derived.
         derived: For a transport that sends nothing, because both ends derive the carrier: the one

@@ -19,10 +19,10 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from lens_core.boundary import CarrierStatus, Inbound, Relation, inbound, outbound, receive
 from lens_core.carrier import extract_context
+from lens_core.channel import CarrierStatus, Inbound, Relation, inbound, outbound, receive
+from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConformanceError
-from lens_core.incidents import describe, incidents
 from lens_core.testing.carriers import EMPTY, FULL, NON_ASCII, carrier_for, largest, oversized
 from lens_core.testing.cases import TransportCase
 from lens_core.testing.hops import span_key
@@ -143,7 +143,7 @@ def check_bad_bytes(case: TransportCase[M]) -> None:
     rejected = 0
     for number in range(_DAMAGED_MESSAGES):
         good = case.transport.inject(case.new_message(5), carrier_for(number))
-        before = incidents.count("carrier.rejected")
+        before = diagnostics.count("carrier.rejected")
         try:
             arrived = receive(case.transport, case.damage(good, rng))
         except Exception as error:
@@ -160,7 +160,7 @@ def check_bad_bytes(case: TransportCase[M]) -> None:
             "bad bytes",
             f"damaged message {number} lost its payload",
         )
-        counted = incidents.count("carrier.rejected") - before
+        counted = diagnostics.count("carrier.rejected") - before
         _require(
             counted == int(arrived.status is CarrierStatus.REJECTED),
             case,

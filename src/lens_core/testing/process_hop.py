@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from opentelemetry import context as otel_context
 
-from lens_core.boundary import inbound, outbound
+from lens_core.channel import inbound, outbound
 from lens_core.testing.cases import Hop, TransportCase
 from lens_core.testing.hops import HopRecord, Parcel, Receiver, Sender, Sent, arrival, relations
 

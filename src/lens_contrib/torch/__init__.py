@@ -1,0 +1,40 @@
+"""What a torch job can do about its traces beyond sending: agree, wait, publish, carry on.
+
+:func:`agree_run_key` once after ``init_process_group()``, and every rank derives the same ids;
+:func:`waiting` around an operation that waits for other ranks, so that a hang can be explained;
+:func:`publish_trace_context` and :func:`latest_trace_context` for contexts from outside, through
+the store; :func:`in_forward_context` and :func:`backward_context` for autograd hooks. The adapters
+(``torch_distributed``, ``nccl``, ``pipelining``) stand on the other modules of this package.
+"""
+
+from __future__ import annotations
+
+from lens_core.errors import MissingExtraError
+
+try:
+    from lens_contrib.torch.autograd import backward_context, in_forward_context
+    from lens_contrib.torch.device_mesh import mesh_coordinates
+    from lens_contrib.torch.published_context import latest_trace_context, publish_trace_context
+    from lens_contrib.torch.run_id_agreement import agree_run_id
+    from lens_contrib.torch.run_key_agreement import agree_run_key
+    from lens_contrib.torch.waits import waiting
+except MissingExtraError as _missing:
+    _error = _missing
+
+    def __getattr__(name: str) -> object:
+        """What needs torch says so when it is asked for."""
+        if name in __all__:
+            raise _error
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "agree_run_id",
+    "agree_run_key",
+    "backward_context",
+    "in_forward_context",
+    "latest_trace_context",
+    "mesh_coordinates",
+    "publish_trace_context",
+    "waiting",
+]

@@ -1,0 +1,142 @@
+"""What is written into a journal: one msgpack payload per fact.
+
+Runs on the training thread for every span, with cold caches, so it reads private fields where the
+SDK's property would copy, lock or compute, takes a span context for the tuple that it is, and
+enters few functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgpack
+from opentelemetry.attributes import BoundedAttributes
+from opentelemetry.sdk.trace import Event, Span
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, Status
+
+from lens_core.journal.format import IS_REMOTE
+
+__all__ = [
+    "encode_attributes",
+    "encode_event",
+    "encode_link",
+    "encode_name",
+    "encode_scope",
+    "encode_start",
+    "encode_status",
+]
+
+# One packer for all threads: a call to pack() does not give up the interpreter lock.
+_packer: Final = msgpack.Packer(unicode_errors="surrogatepass")
+
+
+def encode_start(span: Span, context: SpanContext, scope_index: int) -> bytes:
+    """What a span is when it starts."""
+    trace_id, span_id, _, trace_flags, state, _ = context
+    flags = int(trace_flags)
+    parent = span._parent
+    parent_span_id = 0
+    if parent is not None:
+        _, parent_span_id, is_remote, _, _, _ = parent
+        if is_remote:
+            flags |= IS_REMOTE
+    attributes: Any = span._attributes
+    links = span._links
+    content = (
+        trace_id.to_bytes(16, "big"),
+        span_id,
+        parent_span_id,
+        flags,
+        state.to_header() if state else "",
+        span._name,
+        span._kind._value_,
+        span._start_time,
+        attributes._dict if attributes.__class__ is BoundedAttributes else _plain(attributes),
+        [_link(link) for link in links] if links else None,
+        scope_index,
+    )
+    try:
+        return _packer.pack(content)  # type: ignore[no-any-return]
+    except (OverflowError, ValueError, TypeError):
+        return _pack(content)
+
+
+def encode_attributes(attributes: Mapping[str, object]) -> bytes:
+    """Attributes that were set while the span was open."""
+    return _pack(attributes)
+
+
+def encode_event(event: Event) -> bytes:
+    """An event."""
+    return _pack((event.name, event.timestamp, _plain(event.attributes)))
+
+
+def encode_link(link: Link) -> bytes:
+    """A link that was added while the span was open."""
+    return _pack(_link(link))
+
+
+def encode_name(name: str) -> bytes:
+    """A new name."""
+    return _pack(name)
+
+
+def encode_status(status: Status) -> bytes:
+    """A new status."""
+    return _pack((status.status_code.value, status.description))
+
+
+def encode_scope(index: int, scope: InstrumentationScope | None) -> bytes:
+    """An instrumentation scope and the index by which spans name it."""
+    if scope is None:
+        return _pack((index, ("", None, None, None)))
+    attributes = _plain(scope.attributes)
+    return _pack((index, (scope.name, scope.version, scope.schema_url, attributes)))
+
+
+def _link(link: Link) -> tuple[object, ...]:
+    context = link.context
+    state = context.trace_state
+    return (
+        context.trace_id.to_bytes(16, "big"),
+        context.span_id,
+        context.trace_flags | (IS_REMOTE if context.is_remote else 0),
+        state.to_header() if state else "",
+        _plain(link.attributes),
+    )
+
+
+def _plain(attributes: Any) -> dict[str, object]:
+    # The SDK's own mapping locks and copies for every look; its dictionary is what it guards, and
+    # to copy it is one step for the interpreter.
+    if attributes is None:
+        return {}
+    inner = getattr(attributes, "_dict", None)
+    return dict(inner if inner is not None else attributes)
+
+
+def _pack(content: object) -> bytes:
+    try:
+        return _packer.pack(content)  # type: ignore[no-any-return]
+    except (OverflowError, ValueError, TypeError):
+        return _packer.pack(_packable(content))  # type: ignore[no-any-return]
+
+
+def _packable(content: object) -> object:
+    """The same with what msgpack has no form for, such as a large integer, as text."""
+    if isinstance(content, Mapping):
+        return {str(key): _packable(value) for key, value in content.items()}
+    if isinstance(content, (str, bytes, float, bool)) or content is None:
+        return content
+    if isinstance(content, int):
+        if -(2**63) <= content < 2**64:
+            return content
+        try:
+            return str(content)
+        except ValueError:  # Python writes no more than 4,300 decimal digits
+            return hex(content)
+    if isinstance(content, Iterable):
+        return [_packable(item) for item in content]
+    return str(content)

@@ -1,0 +1,63 @@
+"""How a process ended, noted beside its journal by who saw it end.
+
+After a SIGKILL only the parent knows, and only at that moment, while the journal may be recovered
+by anybody at any time: by the next attempt of the run, say. So who knows writes it down at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from lens_core.journal.format import EXIT_SUFFIX, JOURNAL_SUFFIX, UNFINISHED_SUFFIX
+from lens_core.journal.opening import read_regular_text
+
+__all__ = ["exit_note_path", "read_exit_note", "write_exit_note"]
+
+#: An exit status, or minus the number of a signal.
+_STATUS: Final = re.compile(r"-?[0-9]{1,3}")
+
+
+def exit_note_path(stem: Path) -> Path:
+    """The note that belongs to a journal's path without suffix."""
+    return stem.with_name(stem.name + EXIT_SUFFIX)
+
+
+def read_exit_note(stem: Path) -> int | None:
+    """How the process of a journal ended; ``None`` if nobody noted that."""
+    try:
+        text = read_regular_text(exit_note_path(stem)).strip()
+    except OSError:
+        return None
+    return int(text) if _STATUS.fullmatch(text) else None
+
+
+def write_exit_note(journal: Path, status: int) -> None:
+    """Note how the process of a journal ended; nothing where the journal is gone.
+
+    Args:
+        journal: The path of the journal.
+        status: Its exit status, or minus the number of the signal that ended it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    note = exit_note_path(journal.with_name(journal.name[: -len(JOURNAL_SUFFIX)]))
+    if not journal.exists():
+        return  # recovered already
+    part = note.with_name(f".{note.name}.{os.getpid()}{UNFINISHED_SUFFIX}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{status}\n")
+        part.replace(note)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    if not journal.exists():
+        # Recovered between the two looks: nobody would delete the note any more.
+        note.unlink(missing_ok=True)

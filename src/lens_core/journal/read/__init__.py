@@ -1,0 +1,1 @@
+"""Journals of other processes, alive or dead; only ever reads."""

@@ -1,0 +1,1 @@
+"""Journals of dead processes as ordinary telemetry."""

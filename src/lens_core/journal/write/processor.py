@@ -1,0 +1,211 @@
+"""Plugs the journal into the SDK.
+
+A span processor sees a span start and end, but not what is added in between. So the span's class
+is replaced by one that writes down attributes, events, links, the name and the status after the
+SDK has taken them: exactly what the SDK kept, with its limits applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from lens_core.diagnostics import describe, diagnostics
+from lens_core.journal.encoding import (
+    encode_attributes,
+    encode_event,
+    encode_link,
+    encode_name,
+    encode_status,
+)
+from lens_core.journal.format import Kind
+from lens_core.journal.process_identity import cgroup_events_file
+from lens_core.journal.write.heartbeat import Heartbeat
+from lens_core.journal.write.stacks import StacksFile, choose_signal
+from lens_core.journal.write.writer import Journal, JournalSettings
+
+__all__ = ["JournalSpanProcessor", "JournaledExporter"]
+
+_SAMPLED: Final = int(TraceFlags.SAMPLED)
+
+
+class JournalSpanProcessor(SpanProcessor):
+    """Writes every sampled span of this process into a journal.
+
+    Add it before the processors that export: a span must be known as ended before an exporter can
+    say that it has it.
+
+    Args:
+        settings: What to keep, and where.
+
+    Raises:
+        OSError: the journal cannot be made, or there is no room for all of it.
+    """
+
+    def __init__(self, settings: JournalSettings) -> None:
+        self._keeper: Heartbeat | None = None
+        number = choose_signal()
+        self._stacks = StacksFile(number)
+        details = {**settings.details, "stacks_signal": number}
+        settings = JournalSettings(
+            directory=settings.directory,
+            keeps=settings.keeps,
+            blocks=settings.blocks,
+            attributes=settings.attributes,
+            schema_url=settings.schema_url,
+            details=details,
+        )
+        self.journal = Journal(settings, on_begin=self._on_begin)
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Write down a span that has started. Never raises."""
+        try:
+            context = span._context
+            # By its index, which enters no function of the SDK.
+            if context is None or not context[3] & _SAMPLED:
+                return
+            slot = self.journal.start(span, context)
+            if slot is not None:
+                span._lens_note = (self.journal, slot)  # type: ignore[attr-defined]
+                kind = span.__class__
+                span.__class__ = _classes.get(kind) or _journaled(kind)
+        except Exception as error:  # noqa: BLE001 - the training loop must not see it
+            _report(error)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Write down that a span has ended. Never raises."""
+        try:
+            context = span._context
+            if context is not None:
+                self.journal.end(context[1], span._end_time or 0)
+        except Exception as error:  # noqa: BLE001 - the training loop must not see it
+            _report(error)
+
+    def exported(self, spans: Iterable[ReadableSpan]) -> None:
+        """Forget spans that an exporter has delivered, or keeps somewhere safe. Never raises."""
+        try:
+            contexts = [span.get_span_context() for span in spans]
+            self.journal.exported([context.span_id for context in contexts if context is not None])
+        except Exception as error:  # noqa: BLE001 - it must not look like a failed export
+            _report(error)
+
+    def shutdown(self) -> None:
+        """Close the journal; it is deleted if nothing in it has to be recovered."""
+        if self._keeper is not None:
+            self._keeper.stop()
+        self._stacks.close()
+        self.journal.close()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is ever buffered here."""
+        return True
+
+    def _on_begin(self, journal: Journal) -> None:
+        self._stacks.open(journal.stem)
+        self._keeper = Heartbeat(journal)
+        self._keeper.start(cgroup_events_file())
+
+
+class JournaledExporter(SpanExporter):
+    """An exporter that tells the journal which spans it has delivered.
+
+    Args:
+        exporter: Delivers the spans.
+        exported: Called with each delivered batch: :meth:`JournalSpanProcessor.exported`.
+    """
+
+    def __init__(
+        self, exporter: SpanExporter, exported: Callable[[Sequence[ReadableSpan]], None]
+    ) -> None:
+        self._exporter = exporter
+        self._exported = exported
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Deliver one batch."""
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self._exported(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """Shut the exporter down."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the exporter."""
+        return self._exporter.force_flush(timeout_millis)
+
+
+_classes: Final[dict[type, type]] = {}
+
+
+def _journaled(kind: type) -> type:
+    """The class of journaled spans for a class of the SDK."""
+    found = _classes.get(kind)
+    if found is None:
+        found = _classes[kind] = _derive(kind)
+        _classes[found] = found
+    return found
+
+
+def _derive(kind: Any) -> type:
+    # One base only: an object's class can be changed only to one of the same layout.
+    class Journaled(kind):  # type: ignore[misc]
+        def set_attribute(self, key: str, value: Any) -> None:
+            super().set_attribute(key, value)
+            _note(self, Kind.ATTRIBUTES, lambda: _attributes(self, (key,)))
+
+        def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+            super().set_attributes(attributes)
+            _note(self, Kind.ATTRIBUTES, lambda: _attributes(self, attributes))
+
+        def add_event(
+            self, name: str, attributes: Any = None, timestamp: int | None = None
+        ) -> None:
+            super().add_event(name, attributes, timestamp)
+            _note(self, Kind.EVENT, lambda: encode_event(self._events[-1]))
+
+        def add_link(self, context: SpanContext, attributes: Any = None) -> None:
+            before = len(self._links)
+            super().add_link(context, attributes)
+            if len(self._links) > before:
+                _note(self, Kind.LINK, lambda: encode_link(self._links[-1]))
+
+        def update_name(self, name: str) -> None:
+            super().update_name(name)
+            _note(self, Kind.NAME, lambda: encode_name(self._name))
+
+        def set_status(self, status: Any, description: str | None = None) -> None:
+            super().set_status(status, description)
+            _note(self, Kind.STATUS, lambda: encode_status(self._status))
+
+    Journaled.__name__ = kind.__name__
+    Journaled.__qualname__ = kind.__qualname__
+    return Journaled
+
+
+def _note(span: Any, kind: int, encode: Callable[[], bytes]) -> None:
+    try:
+        journal, slot = span._lens_note
+        # The span's own lock: what is added from two threads must not mix in its record, and what
+        # comes after the end would land in blocks that are no longer its own.
+        with span._lock:
+            if span._end_time is None:
+                journal.add(slot, kind, encode())
+    except Exception as error:  # noqa: BLE001 - the training loop must not see it
+        _report(error)
+
+
+def _attributes(span: Any, keys: Iterable[str]) -> bytes:
+    """The values that the SDK has kept for these keys."""
+    kept = span._attributes
+    return encode_attributes({key: kept[key] for key in keys if key in kept})
+
+
+def _report(error: Exception) -> None:
+    diagnostics.record("journal.failed", describe(error))

@@ -1,0 +1,345 @@
+"""The journal of this process: start, add, end, acknowledge, spill, fork."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from opentelemetry.sdk.trace import Span
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext
+
+from lens_core.diagnostics import diagnostics
+from lens_core.journal.encoding import encode_scope, encode_start
+from lens_core.journal.format import (
+    ANSWER_SUFFIX,
+    ASK_SUFFIX,
+    JOURNAL_SUFFIX,
+    SCOPE,
+    STACKS_SUFFIX,
+    Kind,
+)
+from lens_core.journal.process_identity import describe_process
+from lens_core.journal.spill import SpilledSpan, SpillFile
+from lens_core.journal.write.table import Slot, Table
+
+__all__ = ["Journal", "JournalSettings", "Keeps"]
+
+#: ``open``: spans until they end. ``all``: until they are exported. ``ship``: until they are in a
+#: spill file, from where another process ships them.
+Keeps = Literal["open", "all", "ship"]
+
+_SPILL_BATCH: Final = 256
+#: Ids of spilled spans that an exporter may still acknowledge; it holds far fewer in its queue.
+_MAX_SPILLED: Final = 100_000
+_MAX_CACHED_SCOPES: Final = 1000
+_ATTEMPTS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSettings:
+    """What a journal keeps, and where.
+
+    Attributes:
+        directory: Where the files are.
+        keeps: Which spans.
+        blocks: Number of blocks of the table.
+        attributes: The resource attributes of the process.
+        schema_url: Schema of those attributes.
+        details: What else a reader should know: the run, where its telemetry goes.
+    """
+
+    directory: Path
+    keeps: Keeps = "open"
+    blocks: int = 8192
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    schema_url: str = ""
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class Journal:
+    """Keeps what is known of the spans of this process in a file.
+
+    A forked child starts a journal of its own with its first span, and leaves the parent's alone.
+    Methods may be called from any thread, also from signal handlers.
+
+    Args:
+        settings: What to keep, and where.
+        on_begin: Called with this journal when it has begun a file, also in a forked child.
+
+    Raises:
+        OSError: the file cannot be made, or there is no room for all of it.
+    """
+
+    def __init__(
+        self,
+        settings: JournalSettings,
+        *,
+        on_begin: Callable[[Journal], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._on_begin = on_begin
+        self._lock = threading.RLock()
+        self._begin()
+        fork = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (method := fork()) and method())
+
+    @property
+    def path(self) -> Path:
+        """The file of the table."""
+        return self._table.path
+
+    @property
+    def stem(self) -> Path:
+        """The same without its suffix: what the other files of this process begin with."""
+        return self._stem
+
+    @property
+    def table(self) -> Table:
+        """The file of this process; in a forked child, the parent's until its first span."""
+        return self._table
+
+    @property
+    def open_count(self) -> int:
+        """How many spans are open."""
+        return len(self._open)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many ended spans stand in the table or a spill file and are not yet exported."""
+        return len(self._ended) + len(self._spilled) + self._forgotten
+
+    def start(self, span: Span, context: SpanContext) -> Slot | None:
+        """Write down a span that has started; ``None`` where there is no room."""
+        if not self._table.live and not self._begin_again():
+            return None
+        scope = span._instrumentation_scope
+        known = self._scope_cache.get(id(scope))
+        index = known[0] if known is not None else self._scope_index(scope)
+        payload = encode_start(span, context, index)
+        self.started += 1
+        slot = self._table.take(payload)
+        if slot is None:
+            self._make_room()
+            slot = self._table.take(payload)
+            if slot is None:
+                self._overflow()
+                return None
+        self._open[context[1]] = slot
+        return slot
+
+    def add(self, slot: Slot, kind: int, payload: bytes) -> None:
+        """Write down what was added to an open span. Not for two threads at once on one span."""
+        self.added += 1
+        if not slot.table.append(slot, kind, payload):
+            self._make_room()
+            if not slot.table.append(slot, kind, payload):
+                self._overflow()
+
+    def end(self, span_id: int, end_ns: int) -> None:
+        """Write down that a span has ended."""
+        slot = self._open.pop(span_id, None)
+        if slot is None:
+            return
+        self.ended += 1
+        if self.settings.keeps == "open":
+            slot.table.release(slot)
+            return
+        slot.table.end(slot, end_ns)
+        self._ended[span_id] = (slot, end_ns)
+
+    def exported(self, span_ids: Iterable[int]) -> None:
+        """Forget ended spans, which somebody else keeps from now on."""
+        spilled = []
+        for span_id in span_ids:
+            waiting = self._ended.pop(span_id, None)
+            if waiting is not None:
+                waiting[0].table.release(waiting[0])
+            elif self._spilled.pop(span_id, False):
+                spilled.append(span_id)
+        if spilled:
+            try:
+                self._spill.write_exported(spilled)
+            except OSError as error:
+                _report_spill(error)
+
+    def spill(self, *, keep_free: int) -> bool:
+        """Move ended spans to a file, oldest first, until so many blocks are free.
+
+        Returns:
+            Whether all that had to be moved was moved.
+        """
+        while self._table.live and self._table.free_blocks < keep_free and self._ended:
+            batch: list[tuple[Slot, SpilledSpan]] = []
+            while len(batch) < _SPILL_BATCH and (oldest := self._pop_oldest()) is not None:
+                batch.append(oldest)
+            try:
+                self._spill.write(spilled for _, spilled in batch)
+            except OSError as error:
+                for slot, spilled in batch:
+                    self._ended[spilled.span_id] = (slot, spilled.end_ns)
+                    self._spilled.pop(spilled.span_id, None)
+                _report_spill(error)
+                return False
+            for slot, _ in batch:
+                slot.table.release(slot)
+        return True
+
+    def give_up(self) -> None:
+        """Stop to write, for good, and leave the file as it is."""
+        self._closed = True
+        self._table.abandon()
+        self._spill.close(delete=False)
+
+    def close(self) -> bool:
+        """Stop; whether nothing is left that would have to be recovered.
+
+        Where nothing is left, the files are deleted.
+        """
+        self._closed = True
+        table = self._table
+        if not table.live:
+            return True
+        if self.settings.keeps == "ship":
+            self.spill(keep_free=table.blocks + 1)
+            clean = not self._open and not self._ended
+        else:
+            clean = not self._open and not self.waiting_count
+        table.close()
+        self._spill.close(delete=clean and self.settings.keeps != "ship")
+        if clean:
+            for suffix in (STACKS_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX):
+                self._stem.with_name(self._stem.name + suffix).unlink(missing_ok=True)
+            table.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.settings.directory.rmdir()  # if this was the last journal of the run here
+        return clean
+
+    def _begin(self) -> None:
+        settings = self.settings
+        process = describe_process()
+        name = f"spans-{process.host}-{process.pid}-{time.time_ns()}"
+        self._stem = settings.directory / name
+        meta: dict[str, object] = {
+            **process.to_mapping(),
+            "attributes": dict(settings.attributes),
+            "schema_url": settings.schema_url,
+            "keeps": settings.keeps,
+            **settings.details,
+        }
+        self._scope_cache: dict[int, tuple[int, InstrumentationScope | None]] = {}
+        self._scope_indices: dict[InstrumentationScope | None, int] = {}
+        self._scope_records: dict[int, bytes] = {}
+        self._open: dict[int, Slot] = {}
+        self._ended: dict[int, tuple[Slot, int]] = {}
+        # As an ordered set: the value is always true.
+        self._spilled: dict[int, bool] = {}
+        self._forgotten = 0
+        self._closed = False
+        self.started = 0
+        self.added = 0
+        self.ended = 0
+        self.overflowed = 0
+        path = self._stem.with_name(name + JOURNAL_SUFFIX)
+        self._table = self._make_table(path, meta)
+        self._spill = SpillFile(self._stem, meta, self._scope_records)
+        if self._on_begin is not None:
+            self._on_begin(self)
+
+    def _make_table(self, path: Path, meta: dict[str, object]) -> Table:
+        for _ in range(_ATTEMPTS):
+            # The last process of the run to end may remove the directory in between.
+            with contextlib.suppress(FileNotFoundError):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return Table(path, meta, blocks=self.settings.blocks)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+
+    def _begin_again(self) -> bool:
+        """In a forked child: a journal of its own."""
+        with self._lock:
+            if not self._table.live and not self._closed:
+                try:
+                    self._begin()
+                except OSError as error:
+                    self._closed = True
+                    diagnostics.record("journal.unavailable", f"in a forked child: {error}")
+            return self._table.live
+
+    def _scope_index(self, scope: InstrumentationScope | None) -> int:
+        index = self._scope_indices.get(scope)
+        if index is None:
+            index = len(self._scope_indices)
+            record = encode_scope(index, scope)
+            if self._table.take(record, Kind.SCOPE, SCOPE) is None:
+                self._make_room()
+                self._table.take(record, Kind.SCOPE, SCOPE)
+            self._scope_records[index] = record
+            self._scope_indices[scope] = index
+        # By identity, which is what a lookup per span can afford. Code that gets a new tracer for
+        # each span has a new scope object each time.
+        if len(self._scope_cache) >= _MAX_CACHED_SCOPES:
+            self._scope_cache.clear()
+        self._scope_cache[id(scope)] = (index, scope)
+        return index
+
+    def _pop_oldest(self) -> tuple[Slot, SpilledSpan] | None:
+        while self._ended:
+            try:
+                span_id = next(iter(self._ended))
+            except (StopIteration, RuntimeError):
+                continue  # another thread changed it in between
+            self._spilled[span_id] = True
+            waiting = self._ended.pop(span_id, None)
+            if waiting is None:
+                self._spilled.pop(span_id, None)
+                continue
+            if self.settings.keeps == "ship":
+                self._spilled.pop(span_id, None)  # nobody in this process exports it
+            elif len(self._spilled) > _MAX_SPILLED:
+                self._spilled.pop(next(iter(self._spilled)), None)
+                self._forgotten += 1
+            slot, end_ns = waiting
+            stream = slot.table.stream(slot)
+            return slot, SpilledSpan(span_id, slot.generation, end_ns, stream)
+        return None
+
+    def _make_room(self) -> None:
+        """Spill at once: the one case in which a span waits for a file."""
+        self.spill(keep_free=_SPILL_BATCH)
+
+    def _overflow(self) -> None:
+        self.overflowed += 1
+        diagnostics.record(
+            "journal.overflow",
+            f"no room for a span, or for what was added to one, while {len(self._open)} are open",
+            todo="Find spans that are never ended, or very large, or enable fewer span groups.",
+        )
+
+    def _after_fork(self) -> None:
+        # The file, its lock and the spans in it are the parent's.
+        self._lock = threading.RLock()
+        if self._table.live:
+            self._table.abandon()
+            self._open = {}
+            self._ended = {}
+            self._spilled = {}
+            attributes = dict(self.settings.attributes)
+            if "process.pid" in attributes:
+                attributes["process.pid"] = os.getpid()
+            self.settings = replace(self.settings, attributes=attributes)
+
+
+def _report_spill(error: OSError) -> None:
+    diagnostics.record(
+        "journal.spill_failed",
+        f"ended spans cannot be moved out of the journal: {error}",
+        todo="Make room in the directory of the journal (NEMO_LENS_JOURNAL_DIR).",
+    )

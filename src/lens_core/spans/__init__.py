@@ -1,0 +1,1 @@
+"""Spans of ours: how they start and end, their groups, attributes and status."""

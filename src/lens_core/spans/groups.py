@@ -1,0 +1,235 @@
+"""Span groups: which sites of the code emit spans, chosen by name and changeable while running.
+
+A *group* names a kind of site (``step``, ``communication``); a *preset* names a set of groups.
+Libraries register their own under a namespace; a *spec* such as ``"per_step,communication,-job"``
+selects from all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from lens_core.diagnostics import diagnostics
+
+__all__ = [
+    "BUILT_IN_GROUPS",
+    "BUILT_IN_PRESETS",
+    "Resolved",
+    "SpanGroupSwitch",
+    "SpanRegistry",
+    "enabled_span_groups",
+    "is_span_group_enabled",
+    "set_enabled_span_groups",
+    "span_groups",
+    "span_registry",
+]
+
+_DEFAULT: Final = frozenset({"job", "checkpoint", "evaluate"})
+_PER_STEP: Final = _DEFAULT | {
+    "model_init",
+    "load_checkpoint",
+    "step",
+    "forward_backward",
+    "optimizer",
+}
+BUILT_IN_GROUPS: Final = _PER_STEP | {"communication", "microbatch", "data_loading"}
+BUILT_IN_PRESETS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {"default": _DEFAULT, "per_step": _PER_STEP}
+)
+_BUILT_IN: Final = "lens"
+_ALL: Final = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a spec means.
+
+    Attributes:
+        groups: The groups that it selects.
+        unknown: Names in it that nobody registered.
+    """
+
+    groups: frozenset[str]
+    unknown: tuple[str, ...]
+
+
+class SpanRegistry:
+    """The groups and presets that exist, by the library that registered them.
+
+    Knows the built-in ones from the start. A preset that several libraries register means the
+    union of their groups. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # switching off may happen in a signal handler
+        self._groups: dict[str, frozenset[str]] = {_BUILT_IN: BUILT_IN_GROUPS}
+        self._presets: dict[str, dict[str, frozenset[str]]] = {_BUILT_IN: dict(BUILT_IN_PRESETS)}
+        self._followers: list[Callable[[], None]] = []
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call a function after every change of what is registered."""
+        self._followers.append(changed)
+
+    def register(
+        self,
+        namespace: str,
+        groups: Iterable[str],
+        presets: Mapping[str, Iterable[str]] | None = None,
+        *,
+        allow_override: bool = False,
+    ) -> None:
+        """Add the groups and presets of a library.
+
+        Args:
+            namespace: Name of the library.
+            groups: Names of its groups; a name that another library has too is the same group.
+            presets: What it adds to presets, by name.
+            allow_override: Replace what the namespace registered before.
+
+        Raises:
+            ValueError: the namespace is taken, a name is not usable, or a preset holds a group
+                that nobody registered.
+        """
+        own = frozenset(groups)
+        added = {name: frozenset(members) for name, members in (presets or {}).items()}
+        for name in (*own, *added):
+            if (
+                not name
+                or name == _ALL
+                or name.startswith("-")
+                or "," in name
+                or name.strip() != name
+            ):
+                raise ValueError(f"{name!r} cannot be the name of a span group or preset")
+        with self._lock:
+            if namespace in self._groups and not allow_override:
+                raise ValueError(f"span groups of {namespace!r} are already registered")
+            others = [known for owner, known in self._groups.items() if owner != namespace]
+            known = own.union(*others)
+            for name, members in added.items():
+                if missing := members - known:
+                    raise ValueError(f"preset {name!r} holds unknown groups: {sorted(missing)}")
+            self._groups[namespace] = own
+            self._presets[namespace] = added
+        for changed in self._followers:
+            changed()
+
+    def unregister(self, namespace: str) -> None:
+        """Forget what a library registered; nothing happens if it registered nothing."""
+        with self._lock:
+            self._groups.pop(namespace, None)
+            self._presets.pop(namespace, None)
+        for changed in self._followers:
+            changed()
+
+    def namespaces(self) -> tuple[str, ...]:
+        """The libraries that registered groups."""
+        with self._lock:
+            return tuple(self._groups)
+
+    def groups(self) -> frozenset[str]:
+        """All groups."""
+        with self._lock:
+            return frozenset().union(*self._groups.values())
+
+    def presets(self) -> dict[str, frozenset[str]]:
+        """All presets with their groups, ``all`` included."""
+        with self._lock:
+            merged: dict[str, frozenset[str]] = {}
+            for presets in self._presets.values():
+                for name, members in presets.items():
+                    merged[name] = merged.get(name, frozenset()) | members
+            merged[_ALL] = frozenset().union(*self._groups.values())
+        return merged
+
+    def resolve(self, spec: str | Iterable[str]) -> Resolved:
+        """What a spec selects: names of presets and groups, in order; ``-name`` removes."""
+        names = spec.split(",") if isinstance(spec, str) else list(spec)
+        groups, presets = self.groups(), self.presets()
+        selected: set[str] = set()
+        unknown: list[str] = []
+        for raw in names:
+            name = raw.strip()
+            removes = name.startswith("-")
+            name = name.removeprefix("-").strip()
+            if not name:
+                continue
+            if name in presets:
+                members = presets[name]
+            elif name in groups:
+                members = frozenset({name})
+            else:
+                unknown.append(name)
+                continue
+            selected = selected - members if removes else selected | members
+        return Resolved(frozenset(selected), tuple(unknown))
+
+
+class SpanGroupSwitch:
+    """The groups that are on in this process.
+
+    Attributes:
+        enabled: Read by every site, so it is a plain attribute; set it through :meth:`set`.
+    """
+
+    __slots__ = ("_spec", "enabled", "registry")
+
+    def __init__(self, registry: SpanRegistry) -> None:
+        self.registry = registry
+        self.enabled: frozenset[str] = frozenset()
+        self._spec: str | tuple[str, ...] = ""
+        # A library may be imported, and register its groups, after telemetry was set up.
+        registry.follow(self._resolve_again)
+
+    def set(self, spec: str | Iterable[str]) -> frozenset[str]:
+        """Turn on what the spec selects and everything else off.
+
+        Unknown names are a diagnostic (``groups.unknown``) that lists what exists; they take effect
+        when a library registers them later. ``all`` then means that library's groups too.
+
+        Returns:
+            What was on before, to be handed back to this method.
+        """
+        spec = spec if isinstance(spec, str) else tuple(spec)
+        resolved = self.registry.resolve(spec)
+        if resolved.unknown:
+            exists = sorted(self.registry.presets()) + sorted(self.registry.groups())
+            diagnostics.record(
+                "groups.unknown",
+                f"no span group or preset is called {', '.join(resolved.unknown)}",
+                todo=f"These exist: {', '.join(exists)}.",
+            )
+        self._spec = spec
+        before, self.enabled = self.enabled, resolved.groups
+        return before
+
+    def _resolve_again(self) -> None:
+        self.enabled = self.registry.resolve(self._spec).groups
+
+
+#: The groups and presets of this process.
+span_registry: Final = SpanRegistry()
+#: Which of them are on.
+span_groups: Final = SpanGroupSwitch(span_registry)
+
+
+def is_span_group_enabled(group: str) -> bool:
+    """Whether sites of this group emit spans now."""
+    return group in span_groups.enabled
+
+
+def enabled_span_groups() -> frozenset[str]:
+    """The groups that are on."""
+    return span_groups.enabled
+
+
+def set_enabled_span_groups(spec: str | Iterable[str]) -> frozenset[str]:
+    """Switch groups in the running process, such as ``"per_step,communication"``.
+
+    Seen by every site at its next span. Returns what was on before.
+    """
+    return span_groups.set(spec)

@@ -1,0 +1,1 @@
+"""Where telemetry goes: OTLP over HTTP and gRPC, files, the console."""

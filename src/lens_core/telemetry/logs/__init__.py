@@ -1,0 +1,1 @@
+"""Python's log records as OpenTelemetry log records."""

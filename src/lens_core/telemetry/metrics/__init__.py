@@ -1,0 +1,1 @@
+"""Metrics: the provider and its reader, those of the training step and of telemetry itself."""

@@ -1,0 +1,272 @@
+"""Collects the metrics of this process periodically and hands them to a delivery.
+
+The SDK's periodic reader exports on its own thread with a timeout that it does not keep, and in a
+forked child goes on exporting the parent's sums under the parent's name. This one gives the child
+a fresh start: what the parent had counted at the fork is subtracted, and points that the child did
+not change are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from opentelemetry.sdk.metrics import (
+    Counter,
+    Histogram,
+    ObservableCounter,
+)
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    ExponentialHistogramDataPoint,
+    Gauge,
+    HistogramDataPoint,
+    Metric,
+    MetricReader,
+    MetricsData,
+    NumberDataPoint,
+)
+from opentelemetry.sdk.resources import Resource
+
+from lens_core.diagnostics import describe, diagnostics
+from lens_core.telemetry.pipeline.delivery import Delivery
+from lens_core.telemetry.resources import child_resource
+
+__all__ = ["DeliveryMetricReader", "temporality_from_name"]
+
+_Point = NumberDataPoint | HistogramDataPoint | ExponentialHistogramDataPoint
+_Key = tuple[str, str, frozenset[tuple[str, str]]]
+#: Longest wait at a fork for a collection in progress.
+_FORK_WAIT_S: Final = 1.0
+
+
+class DeliveryMetricReader(MetricReader):
+    """Collects every ``interval_s`` from a thread of its own.
+
+    Args:
+        deliveries: Where collections go.
+        interval_s: Time between two collections.
+        temporality: Per instrument class, as the SDK's readers take it.
+        overlay: Resource attributes for metrics of a provider that is not ours.
+    """
+
+    def __init__(
+        self,
+        deliveries: Sequence[Delivery[MetricsData]],
+        interval_s: float,
+        *,
+        temporality: Mapping[type, AggregationTemporality] | None = None,
+        overlay: Resource | None = None,
+    ) -> None:
+        super().__init__(preferred_temporality=dict(temporality or {}))
+        self._deliveries = tuple(deliveries)
+        self._overlay = overlay
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._keep: MetricsData | None = None
+        self._keeping = False
+        self._baseline: dict[_Key, _Point] | None = None
+        self._forked_at_ns = 0
+        before, in_parent, in_child = (
+            weakref.WeakMethod(method)
+            for method in (self._before_fork, self._after_fork_in_parent, self._after_fork_in_child)
+        )
+        os.register_at_fork(
+            before=lambda: (method := before()) and method(),
+            after_in_parent=lambda: (method := in_parent()) and method(),
+            after_in_child=lambda: (method := in_child()) and method(),
+        )
+
+    def start(self) -> None:
+        """Start collecting; in a forked child again, where the parent's thread is missing."""
+        if self._thread is None and not self._stop.is_set():
+            self._thread = threading.Thread(target=self._run, name="lens-metrics", daemon=True)
+            self._thread.start()
+
+    def collect_now(self) -> None:
+        """Collect once, on this thread. Never raises."""
+        with self._lock:
+            self._collect_guarded()
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: object) -> None:
+        """Collect a last time and stop; the delivery sends it."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self.collect_now()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self.collect_now()
+
+    def _collect_guarded(self) -> None:
+        try:
+            self.collect()
+        except Exception as error:  # noqa: BLE001 - a user's callback may raise anything
+            diagnostics.record("metrics.collect_failed", describe(error))
+
+    def _receive_metrics(
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object
+    ) -> None:
+        if self._keeping:
+            self._keep = metrics_data
+            if not self._is_delta(metrics_data):
+                return
+        if self._baseline is not None:
+            metrics_data = self._since_fork(metrics_data, self._baseline)
+        if self._overlay is not None:
+            metrics_data = _with_overlay(metrics_data, self._overlay)
+        if any(group.scope_metrics for group in metrics_data.resource_metrics):
+            for delivery in self._deliveries:
+                delivery.put(metrics_data)
+
+    def _before_fork(self) -> None:
+        # No collection may be in progress: the child would find its locks held for ever. The
+        # collection made here is what the child subtracts.
+        self._keep = None
+        self._keeping = self._lock.acquire(timeout=_FORK_WAIT_S)
+        if self._keeping and self._collect is not None and not self._stop.is_set():
+            self._collect_guarded()
+
+    def _after_fork_in_parent(self) -> None:
+        if self._keeping:
+            self._keeping = False
+            self._keep = None
+            self._lock.release()
+
+    def _after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._thread = None
+        self._keeping = False
+        self._forked_at_ns = time.time_ns()
+        if self._keep is not None:
+            self._baseline = _points(self._keep)
+        elif self._collect is not None and not self._stop.is_set():
+            # Better silent than the parent's sums a second time.
+            self._stop.set()
+            diagnostics.record("metrics.child_muted", "no collection was possible at the fork")
+        self._keep = None
+
+    @staticmethod
+    def _is_delta(data: MetricsData) -> bool:
+        return any(
+            getattr(metric.data, "aggregation_temporality", None) is AggregationTemporality.DELTA
+            for group in data.resource_metrics
+            for scope in group.scope_metrics
+            for metric in scope.metrics
+        )
+
+    def _since_fork(self, data: MetricsData, baseline: Mapping[_Key, _Point]) -> MetricsData:
+        groups = []
+        for group in data.resource_metrics:
+            scopes = []
+            for scope in group.scope_metrics:
+                metrics = []
+                for metric in scope.metrics:
+                    points = [
+                        changed
+                        for point in metric.data.data_points
+                        if (changed := self._change(metric, point, baseline, scope.scope.name))
+                    ]
+                    if points:
+                        # The points are of the kind that this data holds: they came from it.
+                        changed_data = dataclasses.replace(metric.data, data_points=points)  # type: ignore[arg-type]
+                        metrics.append(dataclasses.replace(metric, data=changed_data))
+                if metrics:
+                    scopes.append(dataclasses.replace(scope, metrics=metrics))
+            groups.append(dataclasses.replace(group, scope_metrics=scopes))
+        return _with_overlay(MetricsData(resource_metrics=groups), child_resource())
+
+    def _change(
+        self, metric: Metric, point: _Point, baseline: Mapping[_Key, _Point], scope: str
+    ) -> _Point | None:
+        base = baseline.get(_key(scope, metric.name, point))
+        delta = (
+            getattr(metric.data, "aggregation_temporality", None) is AggregationTemporality.DELTA
+        )
+        if base is None or delta:
+            return point
+        if isinstance(point, NumberDataPoint) and isinstance(base, NumberDataPoint):
+            if point.value == base.value:
+                return None
+            if isinstance(metric.data, Gauge):
+                return point
+            return dataclasses.replace(
+                point, value=point.value - base.value, start_time_unix_nano=self._forked_at_ns
+            )
+        if isinstance(point, HistogramDataPoint) and isinstance(base, HistogramDataPoint):
+            if point.count == base.count:
+                return None
+            counts = zip(point.bucket_counts, base.bucket_counts, strict=True)
+            changed = dataclasses.replace(
+                point,
+                count=point.count - base.count,
+                sum=point.sum - base.sum,
+                bucket_counts=[now - then for now, then in counts],
+                start_time_unix_nano=self._forked_at_ns,
+            )
+            # The extremes may be the parent's. OTLP has them optional; the SDK's class does not.
+            object.__setattr__(changed, "min", None)
+            object.__setattr__(changed, "max", None)
+            return changed
+        if isinstance(point, ExponentialHistogramDataPoint) and point.count != _count(base):
+            diagnostics.record(
+                "metrics.child_histogram",
+                f"{metric.name}: an exponential histogram of a forked process cannot be told "
+                "apart from its parent's and is left out",
+            )
+        return None
+
+
+def _count(point: _Point) -> int:
+    """How many measurements a histogram's point holds."""
+    return getattr(point, "count", 0)
+
+
+def temporality_from_name(name: str) -> dict[type, AggregationTemporality]:
+    """What ``OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE`` means; cumulative if unknown."""
+    delta: tuple[type, ...] = ()
+    if name.lower() == "delta":
+        delta = (Counter, ObservableCounter, Histogram)
+    elif name.lower() == "lowmemory":
+        delta = (Counter, Histogram)
+    elif name and name.lower() != "cumulative":
+        diagnostics.record(
+            "config.invalid",
+            f"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE={name!r} is not valid; "
+            "expected cumulative, delta or lowmemory",
+            todo="Using cumulative.",
+        )
+    return dict.fromkeys(delta, AggregationTemporality.DELTA)
+
+
+def _with_overlay(data: MetricsData, overlay: Resource) -> MetricsData:
+    return MetricsData(
+        resource_metrics=[
+            dataclasses.replace(group, resource=group.resource.merge(overlay))
+            for group in data.resource_metrics
+        ]
+    )
+
+
+def _points(data: MetricsData) -> dict[_Key, _Point]:
+    found: dict[_Key, _Point] = {}
+    for group in data.resource_metrics:
+        for scope in group.scope_metrics:
+            for metric in scope.metrics:
+                for point in metric.data.data_points:
+                    with contextlib.suppress(TypeError):
+                        found[_key(scope.scope.name, metric.name, point)] = point
+    return found
+
+
+def _key(scope: str, name: str, point: _Point) -> _Key:
+    attributes = point.attributes or {}
+    return scope, name, frozenset((key, repr(value)) for key, value in attributes.items())

@@ -1,0 +1,1 @@
+"""From an ended span to a sink: queue, retries, spill."""

@@ -1,0 +1,1 @@
+"""What the command ``lens`` does: it runs, examines and reads back jobs that trace."""

@@ -1,0 +1,1 @@
+"""``lens doctor``: what telemetry would do in an environment, and what stands in its way."""

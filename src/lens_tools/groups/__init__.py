@@ -1,0 +1,1 @@
+"""``lens groups``: switch the span groups of a run that is running."""

@@ -1,0 +1,1 @@
+"""``lens hang``: who waits for whom in a run that hangs, or hung."""
