@@ -1,9 +1,11 @@
-"""What went wrong and was survived: counted, and logged once per kind with what to do.
+"""What went wrong and was survived: counted by kind, logged once per kind and remedy.
 
-Telemetry never raises into a training step, so a failure needs another way to be seen. Every
-such failure is an *diagnostic* of a named kind. The first of a kind in a process is logged at
-WARNING; all are counted, and the counts can be read by a person (on the spans), by a metric, or
-by a test.
+Telemetry never raises into a training step, so a failure needs another way to be seen. Every such
+failure is a *diagnostic* of a named kind. All are counted, and a person reads the counts on the
+spans, in a metric or with ``lens doctor``. The first of a kind in a process is logged at WARNING,
+and so is the first of each further remedy: of two bad settings, both are named. A remedy's text
+says what to do and not how it was this time, and where one varies all the same,
+:data:`MAX_REMEDIES` bounds what is logged and remembered. ``docs/diagnostics.md`` lists all kinds.
 """
 
 from __future__ import annotations
@@ -14,10 +16,15 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
-__all__ = ["Diagnostics", "describe", "diagnostics"]
+__all__ = ["MAX_REMEDIES", "Diagnostics", "describe", "diagnostics"]
 
 _log = logging.getLogger("lens_core")
+
+#: Most remedies that are logged of one kind. More than any kind has in this code but
+#: ``config.invalid``, which has one for each setting.
+MAX_REMEDIES: Final = 16
 
 
 def describe(error: BaseException) -> str:
@@ -33,16 +40,18 @@ def describe(error: BaseException) -> str:
 
 
 class Diagnostics:
-    """Counts diagnostics by kind and logs the first of each kind.
+    """Counts diagnostics by kind and logs the first of each kind and remedy.
 
-    Thread-safe. A kind is a short dotted name, such as ``"carrier.rejected"``. The counters only
-    grow; to see what a piece of code did, compare :meth:`counts` before and after it.
+    Safe in threads, forks and signal handlers. A kind is a short dotted name, such as
+    ``"carrier.rejected"``. The counters only grow; to see what a piece of code did, compare
+    :meth:`counts` before and after it.
     """
 
     def __init__(self) -> None:
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)
         self._counts: Counter[str] = Counter()
+        self._logged: dict[str, set[str]] = {}
 
     def _renew_lock(self) -> None:
         # Re-entrant: a signal handler may record one while its thread is recording another. New
@@ -50,23 +59,28 @@ class Diagnostics:
         self._lock = threading.RLock()
 
     def record(self, kind: str, what: str, *, todo: str = "") -> None:
-        """Count one diagnostic; log the first of its kind in this process.
+        """Count one diagnostic; log the first of its kind and remedy in this process.
 
         Never raises.
 
         Args:
             kind: Short dotted name that is counted.
             what: What happened, for the log line.
-            todo: What the reader can do about it, for the log line.
+            todo: What the reader can do about it, for the log line. It names the setting or the
+                call that is to be changed, and nothing that differs from one time to the next.
         """
         with self._lock:
             self._counts[kind] += 1
-            first = self._counts[kind] == 1
-        if first:
-            advice = f" {todo}" if todo else ""
-            # A handler or filter of the application may raise.
-            with contextlib.suppress(Exception):
-                _log.warning("%s: %s.%s Further ones are only counted.", kind, what, advice)
+            remedies = self._logged.setdefault(kind, set())
+            if todo in remedies or len(remedies) >= MAX_REMEDIES:
+                return
+            remedies.add(todo)
+            last = len(remedies) == MAX_REMEDIES
+        advice = f" {todo}" if todo else ""
+        further = "All further ones of this kind" if last else "Further ones"
+        # A handler or filter of the application may raise.
+        with contextlib.suppress(Exception):
+            _log.warning("%s: %s.%s %s are only counted.", kind, what, advice, further)
 
     def count(self, kind: str) -> int:
         """How many diagnostics of this kind this process has seen."""

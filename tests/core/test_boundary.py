@@ -1,6 +1,3 @@
-import logging
-import threading
-
 import pytest
 from opentelemetry import baggage, propagate, trace
 from opentelemetry import context as otel_context
@@ -10,7 +7,7 @@ from opentelemetry.trace import StatusCode
 
 from lens_core import extract_context
 from lens_core.channel import CarrierStatus, current_carrier, inbound, outbound, receive
-from lens_core.diagnostics import Diagnostics, diagnostics
+from lens_core.diagnostics import diagnostics
 from lens_core.errors import MessageError
 from lens_core.frame import P2P_CAPACITY
 from lens_core.semconv import LENS_PEER_RANK
@@ -156,30 +153,3 @@ def test_current_carrier_is_a_new_mapping():
     finally:
         otel_context.detach(token)
     assert current_carrier(Context()) == {}
-
-
-def test_the_first_incident_of_a_kind_is_logged_and_all_are_counted(caplog):
-    mine = Diagnostics()
-    with caplog.at_level(logging.WARNING, logger="lens_core"):
-        for _ in range(3):
-            mine.record("a.b", "it broke", todo="Mend it.")
-        mine.record("c.d", "other")
-    assert [record.getMessage() for record in caplog.records] == [
-        "a.b: it broke. Mend it. Further ones are only counted.",
-        "c.d: other. Further ones are only counted.",
-    ]
-    assert mine.counts() == {"a.b": 3, "c.d": 1}
-    assert mine.count("never") == 0
-
-
-def test_incidents_of_many_threads_are_all_counted():
-    mine = Diagnostics()
-    threads = [
-        threading.Thread(target=lambda: [mine.record("k", "w") for _ in range(500)])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert mine.count("k") == 2000

@@ -99,7 +99,8 @@ class NemoLensConfig:
                 if strict:
                     raise
                 default = getattr(config, field.name)
-                diagnostics.record("config.invalid", str(error), todo=f"Using {default!r}.")
+                todo = f"Correct {name}; {default!r} is used."
+                diagnostics.record("config.invalid", str(error), todo=todo)
         return config
 
 

@@ -122,7 +122,8 @@ def sampler_from_env(environ: Mapping[str, str] | None = None) -> Sampler:
         return sampler
     names = [entry.name for entry in entry_points(group="opentelemetry_traces_sampler")]
     error = ConfigError(_SAMPLER, name, "one of " + ", ".join(sorted(names)))
-    diagnostics.record("config.invalid", str(error), todo="Using parentbased_always_on.")
+    todo = f"Correct {_SAMPLER}; parentbased_always_on is used."
+    diagnostics.record("config.invalid", str(error), todo=todo)
     return default
 
 
@@ -137,7 +138,9 @@ def id_generator_from_env(environ: Mapping[str, str] | None = None) -> IdGenerat
     if isinstance(generator, IdGenerator):
         return generator
     error = ConfigError(_ID_GENERATOR, name, "an installed id generator")
-    diagnostics.record("config.invalid", str(error), todo="Using random ids.")
+    diagnostics.record(
+        "config.invalid", str(error), todo=f"Correct {_ID_GENERATOR}; ids are random."
+    )
     return PrivateIdGenerator()
 
 
@@ -151,7 +154,7 @@ def _ratio(text: str) -> float:
     if 0.0 <= ratio <= 1.0:
         return ratio
     error = ConfigError(_ARGUMENT, text, "a number from 0 to 1")
-    diagnostics.record("config.invalid", str(error), todo="Using 1.0.")
+    diagnostics.record("config.invalid", str(error), todo=f"Correct {_ARGUMENT}; 1.0 is used.")
     return 1.0
 
 
@@ -160,7 +163,8 @@ def _load(group: str, name: str) -> Callable[..., object] | None:
         try:
             loaded = entry.load()
         except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the job
-            diagnostics.record("config.invalid", f"{name}: {describe(error)}")
+            todo = f"Correct the plug-in {name!r} of {group}, or do not name it."
+            diagnostics.record("config.invalid", f"{name}: {describe(error)}", todo=todo)
             continue
         if callable(loaded):
             return loaded  # type: ignore[no-any-return]
@@ -171,5 +175,6 @@ def _call(factory: Callable[..., object], name: str, *arguments: str) -> object:
     try:
         return factory(*arguments)
     except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the job
-        diagnostics.record("config.invalid", f"{name}{arguments}: {describe(error)}")
+        what = f"{name}{arguments}: {describe(error)}"
+        diagnostics.record("config.invalid", what, todo=f"Do not name {name!r}, or correct it.")
         return None

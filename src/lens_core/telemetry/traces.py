@@ -104,7 +104,9 @@ def _span_limits() -> SpanLimits:
         return SpanLimits()
     except ValueError as error:
         # The SDK raises for a bad OTEL_*_LIMIT; a wrong variable must not stop a training job.
-        diagnostics.record("config.invalid", str(error), todo="Using the default limits.")
+        diagnostics.record(
+            "config.invalid", str(error), todo="Correct it; the limits are the defaults."
+        )
         return SpanLimits(
             max_attributes=_DEFAULT_LIMIT,
             max_events=_DEFAULT_LIMIT,

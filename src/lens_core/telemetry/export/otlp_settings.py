@@ -139,4 +139,4 @@ def _headers(text: str) -> dict[str, str]:
 
 def _invalid(name: str, text: str, allowed: str, default: str) -> None:
     error = ConfigError(name, text, allowed)
-    diagnostics.record("config.invalid", str(error), todo=f"Using {default}.")
+    diagnostics.record("config.invalid", str(error), todo=f"Correct {name}; {default} is used.")

@@ -35,6 +35,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 
 from lens_core.diagnostics import describe, diagnostics
+from lens_core.errors import ConfigError
 from lens_core.telemetry.pipeline.delivery import Delivery
 from lens_core.telemetry.resources import child_resource
 
@@ -238,12 +239,10 @@ def temporality_from_name(name: str) -> dict[type, AggregationTemporality]:
     elif name.lower() == "lowmemory":
         delta = (Counter, Histogram)
     elif name and name.lower() != "cumulative":
-        diagnostics.record(
-            "config.invalid",
-            f"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE={name!r} is not valid; "
-            "expected cumulative, delta or lowmemory",
-            todo="Using cumulative.",
-        )
+        setting = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
+        error = ConfigError(setting, name, "cumulative, delta or lowmemory")
+        todo = f"Correct {setting}; cumulative is used."
+        diagnostics.record("config.invalid", str(error), todo=todo)
     return dict.fromkeys(delta, AggregationTemporality.DELTA)
 
 

@@ -37,7 +37,8 @@ def usable_environment() -> Iterator[None]:
         if expected:
             bad[name] = text
             error = ConfigError(name, text, expected)
-            diagnostics.record("config.invalid", str(error), todo="Using the default.")
+            todo = f"Correct {name}; its default is used."
+            diagnostics.record("config.invalid", str(error), todo=todo)
     for name in bad:
         del os.environ[name]
     try:
