@@ -98,7 +98,8 @@ def test_a_child_forked_while_another_thread_records_can_record():
 
 def test_the_second_bad_setting_is_named_as_well_as_the_first(logged, monkeypatch):
     monkeypatch.setattr("lens_core.telemetry.config.diagnostics", Diagnostics())
-    NemoLensConfig.from_env({"NEMO_LENS_ENABLED": "maybe", "NEMO_LENS_EXPORTER": "fax"})
+    bad = {"NEMO_LENS_ENABLED": "maybe", "NEMO_LENS_EXPORTER": "fax"}
+    NemoLensConfig.from_env(environ=bad)
     first, second = logged()
     assert "NEMO_LENS_ENABLED='maybe'" in first
     assert "NEMO_LENS_EXPORTER='fax'" in second
