@@ -11,9 +11,11 @@ from dataclasses import replace
 from opentelemetry import context as otel_context
 
 from lens_core import inject_context
-from lens_core.carrier import check_carrier
+from lens_core.carrier import Carrier, TraceIds
+from lens_core.carrier_size import check_carrier
 from lens_core.errors import CarrierError, FrameError, MessageError
-from lens_core.frame import P2P_CAPACITY, Frame, decode_frame, encode_frame
+from lens_core.frame import P2P_CAPACITY, decode_frame, encode_frame
+from lens_core.propagation import current_carrier
 from lens_core.testing import TransportCase, damage_bytes
 from lens_core.transport import Received
 from tests.reference_transport import PAYLOAD_BYTES, BytesTransport, bytes_case
@@ -62,7 +64,7 @@ class NeedsACarrier(BytesTransport):
 
     def extract(self, message: bytes) -> Received[bytes]:
         if len(message) == PAYLOAD_BYTES:
-            return Received(message, rejected="no frame")
+            return Received(message, Carrier.refused("no frame"))
         return super().extract(message)
 
 
@@ -88,40 +90,38 @@ class TrustsTheBytes(BytesTransport):
         if not tail:
             return Received(payload)
         try:
-            frame = decode_frame(tail) or Frame({})
+            return Received(payload, decode_frame(tail))
         except FrameError:
-            trace_id, span_id = tail[20:36].hex(), tail[36:44].hex()
-            return Received(payload, {"traceparent": f"00-{trace_id}-{span_id}-01"})
-        return Received(payload, frame.carrier, truncated=frame.truncated)
+            return Received(payload, Carrier(ids=TraceIds(tail[20:36], tail[36:44], 1)))
 
 
 class RaisesOnBadBytes(BytesTransport):
     """Law 5: lets the error of the decoder out."""
 
     def extract(self, message: bytes) -> Received[bytes]:
-        frame = decode_frame(message[PAYLOAD_BYTES:]) or Frame({})
-        return Received(message[:PAYLOAD_BYTES], frame.carrier, truncated=frame.truncated)
+        return Received(message[:PAYLOAD_BYTES], decode_frame(message[PAYLOAD_BYTES:]))
 
 
 class HasNoChecksum(BytesTransport):
     """Law 5: checks that it can read the bytes, not that they are the ones that were sent."""
 
     def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
-        return message + json.dumps(carrier).encode().ljust(P2P_CAPACITY)
+        return message + json.dumps(dict(carrier)).encode().ljust(P2P_CAPACITY)
 
     def extract(self, message: bytes) -> Received[bytes]:
         payload, tail = message[:PAYLOAD_BYTES], message[PAYLOAD_BYTES:]
         try:
-            return Received(payload, check_carrier(json.loads(tail or b"{}")))
+            return Received(payload, Carrier(check_carrier(json.loads(tail or b"{}"))))
         except (ValueError, CarrierError) as error:
-            return Received(payload, rejected=str(error))
+            return Received(payload, Carrier.refused(str(error)))
 
 
 class RejectsInSilence(BytesTransport):
     """Law 5: takes bad bytes for a message that nobody injected."""
 
     def extract(self, message: bytes) -> Received[bytes]:
-        return replace(super().extract(message), rejected=None)
+        received = super().extract(message)
+        return received if received.carrier.problem is None else Received(received.message)
 
 
 class FallsBackToWhatIsCurrent(BytesTransport):
@@ -129,9 +129,9 @@ class FallsBackToWhatIsCurrent(BytesTransport):
 
     def extract(self, message: bytes) -> Received[bytes]:
         received = super().extract(message)
-        if received.rejected is None:
+        if received.carrier.problem is None:
             return received
-        return Received(received.message, inject_context({}))
+        return Received(received.message, current_carrier())
 
 
 class PrefersWhatIsCurrent(BytesTransport):
@@ -139,7 +139,7 @@ class PrefersWhatIsCurrent(BytesTransport):
 
     def extract(self, message: bytes) -> Received[bytes]:
         received = super().extract(message)
-        return replace(received, carrier=inject_context({})) if received.carrier else received
+        return replace(received, carrier=current_carrier()) if received.carrier else received
 
 
 class LinksToTheStepOwner(BytesTransport):
@@ -166,7 +166,7 @@ class RemembersTheLast(BytesTransport):
         received = super().extract(message)
         if received.carrier and self._last:
             (last,) = self._last.values()
-            return replace(received, carrier=last)
+            return replace(received, carrier=Carrier(last))
         return received
 
 
@@ -211,7 +211,7 @@ class ReusesItsAnswer(BytesTransport):
         received = super().extract(message)
         self._carrier.clear()
         self._carrier.update(received.carrier)
-        return replace(received, carrier=self._carrier)
+        return replace(received, carrier=Carrier(self._carrier))
 
 
 class LeavesAContextWhereItInjects(BytesTransport):
@@ -228,7 +228,7 @@ class LeavesAContextOnBadBytes(BytesTransport):
     def extract(self, message: bytes) -> Received[bytes]:
         token = otel_context.attach(otel_context.set_value("left-over", object()))
         received = super().extract(message)
-        if received.rejected is None:
+        if received.carrier.problem is None:
             otel_context.detach(token)
         return received
 
@@ -254,16 +254,16 @@ class DropsTheTraceFirst(BytesTransport):
     """Law 10: gives up the whole carrier where it does not fit."""
 
     def inject(self, message: bytes, carrier: Mapping[str, str]) -> bytes:
-        frame = decode_frame(encode_frame(carrier, capacity=P2P_CAPACITY))
-        fits = frame is not None and not frame.truncated
-        return super().inject(message, carrier if fits else {})
+        written = decode_frame(encode_frame(carrier, capacity=P2P_CAPACITY))
+        return super().inject(message, {} if written.truncated else carrier)
 
 
 class TruncatesInSilence(BytesTransport):
     """Law 10: leaves headers out and does not say so."""
 
     def extract(self, message: bytes) -> Received[bytes]:
-        return replace(super().extract(message), truncated=False)
+        received = super().extract(message)
+        return Received(received.message, Carrier(received.carrier))
 
 
 class _MutableCase:

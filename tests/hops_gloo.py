@@ -1,4 +1,4 @@
-"""Real hops over gloo: parcels around a ring of ranks, or from each rank in turn to all others."""
+"""Real hops over gloo: messages around a ring of ranks, or from each rank in turn to all others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lens_core.testing import HopRecord, Parcel, Receiver, Sender, Sent, TransportCase, arrival
+from lens_core.testing import HopMessage, HopRecord, Receiver, Sender, Sent, TransportCase, arrival
 from tests.gloo import run_ranks
 
 TIMEOUT_S = 90
@@ -18,23 +18,25 @@ RankReport = tuple[dict[int, Sent], list[dict[str, Any]]]
 
 def ring_hop(
     case: str, verb: str, world_size: int
-) -> Callable[[Sequence[Parcel]], Sequence[HopRecord]]:
-    """Every rank sends all parcels to the next one.
+) -> Callable[[Sequence[HopMessage]], Sequence[HopRecord]]:
+    """Every rank sends all hop_messages to the next one.
 
     Args:
         case: ``"module:function"`` that makes the transport's case.
         verb: ``blocking``, ``nonblocking`` or ``batched``.
         world_size: Number of ranks, even.
     """
-    return lambda parcels: _merged(
-        run_ranks(_ring_rank, world_size, TIMEOUT_S, case, verb, list(parcels))
+    return lambda hop_messages: _merged(
+        run_ranks(_ring_rank, world_size, TIMEOUT_S, case, verb, list(hop_messages))
     )
 
 
-def broadcast_hop(case: str, world_size: int) -> Callable[[Sequence[Parcel]], Sequence[HopRecord]]:
-    """Each parcel from one rank to all others, the ranks in turn."""
-    return lambda parcels: _merged(
-        run_ranks(_broadcast_rank, world_size, TIMEOUT_S, case, list(parcels))
+def broadcast_hop(
+    case: str, world_size: int
+) -> Callable[[Sequence[HopMessage]], Sequence[HopRecord]]:
+    """Each message from one rank to all others, the ranks in turn."""
+    return lambda hop_messages: _merged(
+        run_ranks(_broadcast_rank, world_size, TIMEOUT_S, case, list(hop_messages))
     )
 
 
@@ -99,46 +101,41 @@ class _Ring:
         self._rng = random.Random(rank)
 
     @contextmanager
-    def sending(self, parcel: Parcel) -> Iterator[Any]:
-        """The parcel's context and message, checked afterwards."""
-        message = self.case.new_message(self._content(parcel, self.rank))
+    def sending(self, hop_message: HopMessage) -> Iterator[Any]:
+        """The hop_message's context and message, checked afterwards."""
+        message = self.case.new_message(self._content(hop_message, self.rank))
         copy = self.case.copy(message)
-        with _on_the_wire() as wire, self._sender.sending(parcel) as sent:
+        with _on_the_wire() as wire, self._sender.sending(hop_message) as sent:
             yield message
             sent.message_intact = self.case.same(message, copy)
-        self.sent[parcel.index] = sent
-        self.wires[parcel.index] = "; ".join(wire)
+        self.sent[hop_message.index] = sent
+        self.wires[hop_message.index] = "; ".join(wire)
 
     def damaged_wire(self, message: Any) -> Sequence[Any]:
         """The wire tensors of a message with its frame damaged; it takes its turn all the same."""
-        import torch
         import torch.distributed as dist
 
-        from lens_contrib.nccl.buffers import slack_of
-        from lens_contrib.nccl.channels import outlet_to
+        from lens_contrib.nccl.channels import channels_to
         from lens_core.testing.carriers import carrier_for
 
-        tensor = tensor_of(message)
-        next(outlet_to(dist.group.WORLD, self.next, None, 0, tensor).numbers)
+        channels = channels_to(dist.group.WORLD, self.next, None, 0, message.tensor)
+        next(channels.sequence.sent)
         injected = self.case.transport.inject(message, carrier_for(0xBAD))
-        damaged = self.case.damage(injected, self._rng)
-        if self.mode == "buffer":
-            return [slack_of(damaged).wire]
-        return [damaged] if isinstance(damaged, torch.Tensor) else damaged
+        return self.case.damage(injected, self._rng).wire
 
-    def arrived(self, parcel: Parcel, message: Any, carrier: Any, before: Any) -> None:
+    def arrived(self, hop_message: HopMessage, message: Any, carrier: Any, before: Any) -> None:
         """Note one arrival."""
         from opentelemetry import context as otel_context
 
         links, parent = self._receiver.open_span(carrier)
-        expected = self.case.new_message(self._content(parcel, self.previous))
+        expected = self.case.new_message(self._content(hop_message, self.previous))
         self.arrivals.append(
             {
                 "source": self.previous,
-                "index": parcel.index,
+                "index": hop_message.index,
                 "received": carrier,
                 "message_intact": self.case.same(message, expected),
-                "footprint": self.wires[parcel.index],
+                "footprint": self.wires[hop_message.index],
                 "links": links,
                 "parent": parent,
                 "context_before": before,
@@ -151,50 +148,47 @@ class _Ring:
         return self.case.new_message(0)
 
     @staticmethod
-    def _content(parcel: Parcel, rank: int) -> int:
-        return 1 + parcel.index * 8 + rank
-
-
-def tensor_of(message: Any) -> Any:
-    """The one tensor of a message: itself, or the only one of a list."""
-    return message[0] if isinstance(message, list) else message
+    def _content(hop_message: HopMessage, rank: int) -> int:
+        return 1 + hop_message.index * 8 + rank
 
 
 def _ring_rank(
-    rank: int, world_size: int, case_name: str, verb: str, parcels: list[Parcel]
+    rank: int, world_size: int, case_name: str, verb: str, hop_messages: list[HopMessage]
 ) -> RankReport:
     case = _case(case_name)
     ring = _Ring(rank, world_size, case, case.transport.name.removeprefix("nccl."))
-    {"blocking": _blocking, "nonblocking": _nonblocking, "batched": _batched}[verb](ring, parcels)
+    {"blocking": _blocking, "nonblocking": _nonblocking, "batched": _batched}[verb](
+        ring, hop_messages
+    )
     return ring.sent, ring.arrivals
 
 
-def _blocking(ring: _Ring, parcels: list[Parcel]) -> None:
+def _blocking(ring: _Ring, hop_messages: list[HopMessage]) -> None:
     import torch.distributed as dist
     from opentelemetry import context as otel_context
 
     from lens_contrib import nccl
 
-    def send(parcel: Parcel) -> None:
-        with ring.sending(parcel) as message:
-            if parcel.damaged:
+    def send(hop_message: HopMessage) -> None:
+        with ring.sending(hop_message) as message:
+            if hop_message.damaged:
                 for work in [dist.isend(part, ring.next) for part in ring.damaged_wire(message)]:
                     work.wait()
             else:
-                nccl.send(tensor_of(message), ring.next, mode=ring.mode)
+                nccl.send(message.tensor, ring.next, mode=ring.mode)
 
-    for parcel in parcels:
+    for hop_message in hop_messages:
         before = otel_context.get_current()
         if ring.rank % 2 == 0:
-            send(parcel)
+            send(hop_message)
         message = ring.empty()
-        carrier = nccl.recv(tensor_of(message), ring.previous, mode=ring.mode)
+        carrier = nccl.recv(message.tensor, ring.previous, mode=ring.mode)
         if ring.rank % 2 == 1:
-            send(parcel)
-        ring.arrived(parcel, message, carrier, before)
+            send(hop_message)
+        ring.arrived(hop_message, message, carrier, before)
 
 
-def _nonblocking(ring: _Ring, parcels: list[Parcel]) -> None:
+def _nonblocking(ring: _Ring, hop_messages: list[HopMessage]) -> None:
     """All of them in flight at once."""
     import torch.distributed as dist
     from opentelemetry import context as otel_context
@@ -203,49 +197,49 @@ def _nonblocking(ring: _Ring, parcels: list[Parcel]) -> None:
 
     before = otel_context.get_current()
     receiving, outgoing = [], []
-    for parcel in parcels:
+    for hop_message in hop_messages:
         message = ring.empty()
-        work = nccl.irecv(tensor_of(message), ring.previous, mode=ring.mode)
-        receiving.append((parcel, message, work))
-        with ring.sending(parcel) as message:
-            if parcel.damaged:
+        work = nccl.irecv(message.tensor, ring.previous, mode=ring.mode)
+        receiving.append((hop_message, message, work))
+        with ring.sending(hop_message) as message:
+            if hop_message.damaged:
                 wire = ring.damaged_wire(message)
                 outgoing += [(dist.isend(part, ring.next), part) for part in wire]
             else:
-                outgoing.append((nccl.isend(tensor_of(message), ring.next, mode=ring.mode), None))
-    for parcel, message, work in receiving:
+                outgoing.append((nccl.isend(message.tensor, ring.next, mode=ring.mode), None))
+    for hop_message, message, work in receiving:
         work.wait()
-        ring.arrived(parcel, message, work.carrier, before)
+        ring.arrived(hop_message, message, work.carrier, before)
     for work, _ in outgoing:
         work.wait()
 
 
-def _batched(ring: _Ring, parcels: list[Parcel]) -> None:
+def _batched(ring: _Ring, hop_messages: list[HopMessage]) -> None:
     import torch.distributed as dist
     from opentelemetry import context as otel_context
 
     from lens_contrib import nccl
 
-    for parcel in parcels:
+    for hop_message in hop_messages:
         before = otel_context.get_current()
         into = ring.empty()
-        with ring.sending(parcel) as message:
-            receive = dist.P2POp(dist.irecv, tensor_of(into), ring.previous)
-            if parcel.damaged:
+        with ring.sending(hop_message) as message:
+            receive = dist.P2POp(dist.irecv, into.tensor, ring.previous)
+            if hop_message.damaged:
                 raw = [dist.isend(part, ring.next) for part in ring.damaged_wire(message)]
                 (work,) = nccl.batch_isend_irecv([receive], mode=ring.mode)
                 for other in raw:
                     other.wait()
             else:
-                send = dist.P2POp(dist.isend, tensor_of(message), ring.next)
+                send = dist.P2POp(dist.isend, message.tensor, ring.next)
                 other, work = nccl.batch_isend_irecv([send, receive], mode=ring.mode)
                 other.wait()
             work.wait()
-        ring.arrived(parcel, into, work.carrier, before)
+        ring.arrived(hop_message, into, work.carrier, before)
 
 
 def _broadcast_rank(
-    rank: int, world_size: int, case_name: str, parcels: list[Parcel]
+    rank: int, world_size: int, case_name: str, hop_messages: list[HopMessage]
 ) -> RankReport:
     import torch.distributed as dist
     from opentelemetry import context as otel_context
@@ -257,21 +251,21 @@ def _broadcast_rank(
     rng = random.Random(3)
     sent: dict[int, Sent] = {}
     arrivals: list[dict[str, Any]] = []
-    for turn, parcel in enumerate(parcels):
+    for turn, hop_message in enumerate(hop_messages):
         source = turn % world_size
         before = otel_context.get_current()
         if rank == source:
-            with sender.sending(parcel) as note:
-                if parcel.damaged:
+            with sender.sending(hop_message) as note:
+                if hop_message.damaged:
                     injected = case.transport.inject(case.new_message(0), carrier_for(0xBAD))
-                    dist.broadcast(case.damage(injected, rng), source)
+                    dist.broadcast(case.damage(injected, rng).wire, source)
                 else:
                     # The source gets what the others get: its context, less what did not fit.
                     own = broadcast_trace_context(rank, source, step=turn) or {}
                     assert own.items() <= note.carrier.items(), (own, note.carrier)
                     assert own.get("traceparent") == note.carrier.get("traceparent")
                 note.message_intact = True  # there is no message of the user's
-            sent[parcel.index] = note
+            sent[hop_message.index] = note
             continue
         with _on_the_wire() as wire:
             carrier = broadcast_trace_context(rank, source, step=turn)
@@ -279,7 +273,7 @@ def _broadcast_rank(
         arrivals.append(
             {
                 "source": source,
-                "index": parcel.index,
+                "index": hop_message.index,
                 "received": carrier,
                 "message_intact": True,
                 "footprint": "; ".join(wire),

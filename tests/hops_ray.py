@@ -1,4 +1,4 @@
-"""A real hop over Ray: parcels from this process to a task, an actor, and an async actor."""
+"""A real hop over Ray: hop_messages from this process to a task, an actor, and an async actor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from lens_contrib.ray import CARRIER_ARGUMENT, traced
-from lens_core.testing import HopRecord, Parcel, Sender, TransportCase, arrival
+from lens_core.testing import HopMessage, HopRecord, Sender, TransportCase, arrival
 from lens_core.testing.hops import relations
 
 TIMEOUT_S = 90
@@ -94,48 +94,48 @@ def _actor_class(relation: str) -> type:
 
 def ray_hop(
     style: str, make_case: Callable[[], TransportCase]
-) -> Callable[[Sequence[Parcel]], Sequence[HopRecord]]:
-    """Sends all parcels to one receiver of this style, without waiting in between."""
+) -> Callable[[Sequence[HopMessage]], Sequence[HopRecord]]:
+    """Sends all hop_messages to one receiver of this style, without waiting in between."""
 
-    def hop(parcels: Sequence[Parcel]) -> Sequence[HopRecord]:
+    def hop(hop_messages: Sequence[HopMessage]) -> Sequence[HopRecord]:
         case = make_case()
         target = ray.remote(_actor_class(case.relation)[style]).options(num_cpus=0.1).remote()
         try:
-            return _exchange(case, target, parcels)
+            return _exchange(case, target, hop_messages)
         finally:
             ray.kill(target)
 
     return hop
 
 
-def _exchange(case: TransportCase, target, parcels: Sequence[Parcel]) -> list[HopRecord]:
+def _exchange(case: TransportCase, target, hop_messages: Sequence[HopMessage]) -> list[HopRecord]:
     sender, rng = Sender(), random.Random(7)
     before = otel_context.get_current()
     in_flight = []
-    for parcel in parcels:
-        message = case.new_message(parcel.index)
+    for hop_message in hop_messages:
+        message = case.new_message(hop_message.index)
         copy = case.copy(message)
-        with sender.sending(parcel) as sent:
-            if parcel.damaged:
+        with sender.sending(hop_message) as sent:
+            if hop_message.damaged:
                 reference = target.receive.remote(**case.damage(message, rng))
             else:
                 reference = target.receive.remote(**message)
             sent.message_intact = case.same(message, copy)
-        in_flight.append((parcel, sent, reference))
+        in_flight.append((hop_message, sent, reference))
     records = []
-    for parcel, sent, reference in in_flight:
+    for hop_message, sent, reference in in_flight:
         seen = ray.get(reference, timeout=TIMEOUT_S)
         records.append(
             arrival(
                 sent,
                 received=seen["received"],
-                message_intact=case.same(seen["arguments"], case.new_message(parcel.index)),
+                message_intact=case.same(seen["arguments"], case.new_message(hop_message.index)),
                 footprint=str(case.footprint(seen["arguments"])),
                 links=seen["links"],
                 parent=seen["parent"],
                 context_before=before,
                 context_after=otel_context.get_current(),
-                where=f"call {parcel.index}",
+                where=f"call {hop_message.index}",
             )
         )
     if not ray.get(target.context_is_empty.remote(), timeout=TIMEOUT_S):

@@ -41,37 +41,37 @@ STRANGER = carrier_for(0xBAD)
 
 @pytest.fixture(scope="module")
 def records():
-    """What a transport that keeps every law reports of a real hop, by parcel."""
+    """What a transport that keeps every law reports of a real hop, by hop_message."""
     case = bytes_case()
     return case.hops["another process"](plan(case))
 
 
-def _all(record, parcel):
+def _all(record, hop_message):
     return True
 
 
-def _nothing_sent(record, parcel):
-    return not parcel.carrier
+def _nothing_sent(record, hop_message):
+    return not hop_message.carrier
 
 
-def _full(record, parcel):
-    return parcel.carrier == FULL
+def _full(record, hop_message):
+    return hop_message.carrier == FULL
 
 
-def _damaged(record, parcel):
-    return parcel.damaged
+def _damaged(record, hop_message):
+    return hop_message.damaged
 
 
-def _too_large(record, parcel):
-    return len(parcel.carrier.get("baggage", "")) > bytes_case().carrier_bytes
+def _too_large(record, hop_message):
+    return len(hop_message.carrier.get("baggage", "")) > bytes_case().carrier_bytes
 
 
-def _traced(record, parcel):
+def _traced(record, hop_message):
     return bool(record.received)
 
 
 #: (law, name of the harm, which record it can be done to, what it changes there, given what another
-#: parcel was sent with)
+#: hop_message was sent with)
 HARMS = [
     ("round trip", "another message", _all, lambda r, other: {"message_intact": False}),
     ("round trip", "nothing received", _traced, lambda r, other: {"received": {}}),
@@ -145,8 +145,8 @@ def test_a_real_hop_of_a_transport_that_keeps_every_law_passes(records, law):
 )
 def test_a_hop_that_breaks_a_law_once_is_caught(records, law, applies, harm):
     case = bytes_case()
-    parcels = plan(case)
-    by_index = {parcel.index: parcel for parcel in parcels}
+    hop_messages = plan(case)
+    by_index = {hop_message.index: hop_message for hop_message in hop_messages}
     where = next(
         number for number, record in enumerate(records) if applies(record, by_index[record.index])
     )
@@ -154,14 +154,14 @@ def test_a_hop_that_breaks_a_law_once_is_caught(records, law, applies, harm):
     other = next(r.sent for r in records if r.sent and r.sent != records[where].sent)
     harmed[where] = replace(records[where], **harm(records[where], other))
     with pytest.raises(ConformanceError) as caught:
-        check_records(case, law, parcels, harmed)
+        check_records(case, law, hop_messages, harmed)
     assert caught.value.law == law
 
 
 @pytest.mark.parametrize("law", HOP_LAWS)
 def test_a_parcel_that_never_arrives_breaks_every_law(records, law):
     case = bytes_case()
-    with pytest.raises(ConformanceError, match=r"parcels \[\d+\] never arrived"):
+    with pytest.raises(ConformanceError, match=r"hop_messages \[\d+\] never arrived"):
         check_records(case, law, plan(case), records[:-1])
 
 

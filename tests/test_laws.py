@@ -47,13 +47,13 @@ def _hops():
 @pytest.mark.parametrize(("line", "hop"), list(_hops()))
 def test_law_over_a_real_hop(line, hop, law, request, hop_records):
     case = _case_of(line, request)
-    parcels = plan(case)
+    hop_messages = plan(case)
     if (line.name, hop) not in hop_records:
         try:
-            hop_records[line.name, hop] = case.hops[hop](parcels)
+            hop_records[line.name, hop] = case.hops[hop](hop_messages)
         except Exception as error:
             hop_records[line.name, hop] = error
     records = hop_records[line.name, hop]
     if isinstance(records, Exception):
         raise records
-    check_records(case, law, parcels, records)
+    check_records(case, law, hop_messages, records)

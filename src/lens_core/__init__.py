@@ -9,9 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lens_core.carrier import extract_context, inject_context
+from lens_core.carrier import Carrier, CarrierStatus
+from lens_core.channel import Channel, inbound, outbound
 from lens_core.errors import LensError
 from lens_core.links import add_carrier_link, attach_carrier, create_linked_span, linked_span
+from lens_core.propagation import current_carrier, extract_context, inject_context
 from lens_core.spans.attributes import redact_value, safe_set_span_attributes
 from lens_core.spans.groups import (
     SpanRegistry,
@@ -28,6 +30,7 @@ from lens_core.spans.managed import (
     with_current_context,
 )
 from lens_core.state import get_pp_trace_carrier, set_pp_trace_carrier
+from lens_core.transport import Received, Transport
 
 if TYPE_CHECKING:
     from lens_core.telemetry.config import NemoLensConfig
@@ -37,20 +40,28 @@ if TYPE_CHECKING:
     from lens_core.telemetry.setup import setup_telemetry
 
 __all__ = [
+    "Carrier",
+    "CarrierStatus",
+    "Channel",
     "LensError",
     "NemoLensConfig",
+    "Received",
     "SpanRegistry",
     "TelemetryHandle",
+    "Transport",
     "add_carrier_link",
     "attach_carrier",
     "create_linked_span",
+    "current_carrier",
     "enabled_span_groups",
     "extract_context",
     "get_pp_trace_carrier",
+    "inbound",
     "inject_context",
     "is_span_group_enabled",
     "linked_span",
     "managed_span",
+    "outbound",
     "record_training_step",
     "redact_value",
     "safe_set_span_attributes",

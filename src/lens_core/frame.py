@@ -21,6 +21,10 @@ this process traces.
 
 Capacity is agreed at set-up by both sides. It costs nothing up to 4 KiB: a broadcast of 32 and of
 4,096 bytes takes the same time (``benchmarks/bench_broadcast.py``).
+
+Most messages carry a ``traceparent`` and nothing else. Both functions begin with that case, in as
+few calls as can be: code that runs once per message runs with cold caches, and what counts then is
+over how many functions it is spread.
 """
 
 from __future__ import annotations
@@ -28,23 +32,27 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import IntFlag
 from typing import Final, Protocol
 
-import msgpack
-
-from lens_core.carrier import MAX_CARRIER_BYTES, carrier_size, shrinking
+from lens_core.carrier import Carrier, TraceIds
+from lens_core.carrier_size import carrier_size
 from lens_core.errors import FrameError
+from lens_core.frame_content import (
+    NO_SPAN_ID,
+    NO_TRACE_ID,
+    FrameFlags,
+    decode_body,
+    encode_body,
+    parse_traceparent,
+)
 
 __all__ = [
     "BROADCAST_CAPACITY",
     "HEADER_BYTES",
     "MAX_CAPACITY",
+    "MAX_SEQUENCE",
     "P2P_CAPACITY",
-    "TRACEPARENT_ONLY",
     "BytesLike",
-    "Frame",
     "FrameFlags",
     "decode_frame",
     "encode_frame",
@@ -54,6 +62,8 @@ __all__ = [
 BROADCAST_CAPACITY: Final = 1024
 #: Bytes of a frame beside a point-to-point message.
 P2P_CAPACITY: Final = 256
+#: Sequence numbers count from 0 to this, and then from 0 again.
+MAX_SEQUENCE: Final = 2**64 - 1
 
 _MAGIC: Final = b"LNSf"
 _VERSION: Final = 1
@@ -63,16 +73,15 @@ _IDS: Final = struct.Struct("<Q16s8sB")  # sequence, trace id, span id, trace fl
 _CRC_AT: Final = _PREFIX.size
 _IDS_AT: Final = _CRC_AT + _CRC.size
 HEADER_BYTES: Final = _IDS_AT + _IDS.size
-#: The first bytes of every frame that holds a ``traceparent`` and nothing else.
-TRACEPARENT_ONLY: Final = _PREFIX.pack(_MAGIC, _VERSION, 0, 0)
 #: Largest frame: the length of a body is 16 bits.
 MAX_CAPACITY: Final = HEADER_BYTES + 0xFFFF
 
-_NO_TRACE_ID: Final = bytes(16)
-_NO_SPAN_ID: Final = bytes(8)
-_MAX_HEADERS: Final = 64
-#: What ``traceparent`` leaves of the largest carrier: its name, and 55 characters of version 00.
-_MAX_FURTHER_BYTES: Final = MAX_CARRIER_BYTES - len("traceparent") - 55
+#: The first bytes of every frame that holds a ``traceparent`` and nothing else.
+_IDS_ALONE: Final = _PREFIX.pack(_MAGIC, _VERSION, 0, 0)
+_CRC_OF_IDS_ALONE: Final = zlib.crc32(_IDS_ALONE)
+
+
+_NO_IDS: Final = TraceIds(NO_TRACE_ID, NO_SPAN_ID, 0)
 
 
 class BytesLike(Protocol):
@@ -81,94 +90,80 @@ class BytesLike(Protocol):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
-class FrameFlags(IntFlag):
-    """What a frame says about itself."""
-
-    #: The sender had no context to send.
-    NO_CONTEXT = 1
-    #: The carrier was too large; ``baggage`` was left out.
-    DROPPED_BAGGAGE = 2
-    #: The carrier was too large; ``tracestate`` was left out too.
-    DROPPED_TRACESTATE = 4
-    #: The carrier was too large; all but ``traceparent`` was left out.
-    DROPPED_OTHER = 8
+_KNOWN_FLAGS: Final = FrameFlags(15)
 
 
-_KNOWN_FLAGS: Final = (
-    FrameFlags.NO_CONTEXT
-    | FrameFlags.DROPPED_BAGGAGE
-    | FrameFlags.DROPPED_TRACESTATE
-    | FrameFlags.DROPPED_OTHER
-)
-_DROPPED: Final = _KNOWN_FLAGS & ~FrameFlags.NO_CONTEXT
-_DROP_FLAGS: Final = {
-    "baggage": FrameFlags.DROPPED_BAGGAGE,
-    "tracestate": FrameFlags.DROPPED_TRACESTATE,
-}
-_NO_FLAGS: Final = FrameFlags(0)
+_MAX_LAYOUTS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A frame's content.
+class _Layouts(dict[int, tuple[struct.Struct, bytes]]):
+    """By capacity: a whole frame as one struct (prefix, CRC, ids, padding), and its padding."""
 
-    Attributes:
-        carrier: The headers; empty where the sender had no context.
-        sequence: The sender's count of frames on this channel; a gap means a skipped call.
-        flags: What the frame says about itself.
-    """
-
-    carrier: Mapping[str, str]
-    sequence: int = 0
-    flags: FrameFlags = _NO_FLAGS
-
-    @property
-    def truncated(self) -> bool:
-        """Whether headers were left out because they did not fit."""
-        return bool(self.flags & _DROPPED)
+    def __missing__(self, capacity: int) -> tuple[struct.Struct, bytes]:
+        if not HEADER_BYTES <= capacity <= MAX_CAPACITY:
+            raise FrameError(f"capacity {capacity} is outside {HEADER_BYTES}..{MAX_CAPACITY} bytes")
+        rest = capacity - HEADER_BYTES
+        layout = struct.Struct(f"<{_CRC_AT}sI{_IDS.size}s{rest}s"), bytes(rest)
+        if len(self) < _MAX_LAYOUTS:  # a job has two or three; what is received may be of any size
+            self[capacity] = layout
+        return layout
 
 
-def encode_frame(carrier: Mapping[str, str], *, capacity: int, sequence: int = 0) -> bytes:
+_layouts: Final = _Layouts()
+
+
+def encode_frame(
+    carrier: Mapping[str, str], *, capacity: int, sequence: int | None = None
+) -> bytes:
     """The carrier as exactly ``capacity`` bytes.
 
-    A carrier that is too large, for the frame or for :data:`MAX_CARRIER_BYTES`, loses ``baggage``
-    first, then ``tracestate``, then every other header, but never ``traceparent``; the flags say
-    so.
+    A carrier that is too large, for the frame or for
+    :data:`~lens_core.carrier_size.MAX_CARRIER_BYTES`, loses ``baggage`` first, then
+    ``tracestate``, then every other header, but never ``traceparent``; the flags say so.
 
     Args:
         carrier: Headers; an empty one gives a frame marked ``NO_CONTEXT``.
-        capacity: Size of the frame in bytes, from :data:`HEADER_BYTES` to
-            :data:`MAX_CAPACITY`.
-        sequence: The caller's count of frames on this channel, modulo 2**64.
+        capacity: Size of the frame in bytes, from :data:`HEADER_BYTES` to :data:`MAX_CAPACITY`.
+        sequence: Count of frames on this channel, modulo 2**64; a
+            :class:`~lens_core.carrier.Carrier`'s own if not given.
 
     Raises:
         CarrierError: If the carrier is not ``str -> str``.
         FrameError: If the capacity is out of range, or ``traceparent`` is not one of version 00
             of W3C Trace Context.
     """
-    if not HEADER_BYTES <= capacity <= MAX_CAPACITY:
-        raise FrameError(f"capacity {capacity} is outside {HEADER_BYTES}..{MAX_CAPACITY} bytes")
-    trace_id, span_id, trace_flags = _NO_TRACE_ID, _NO_SPAN_ID, 0
-    flags = FrameFlags(0)
-    body = b""
-    if carrier:
+    layout, padding = _layouts[capacity]
+    ids: TraceIds | None = None
+    if type(carrier) is Carrier:
+        ids = carrier.ids
+        if sequence is None:
+            sequence = carrier.sequence
+    number = (sequence or 0) & MAX_SEQUENCE
+    if ids is not None:
+        packed = _IDS.pack(number, *ids)
+        return layout.pack(_IDS_ALONE, zlib.crc32(packed, _CRC_OF_IDS_ALONE), packed, padding)
+    ids, flags, body, headers = _NO_IDS, FrameFlags(0), b"", {}
+    if type(carrier) is not Carrier or carrier:
         carrier_size(carrier)  # checks the types; how much fits is decided below
         headers = dict(carrier)
-        traceparent = headers.pop("traceparent", None)
-        if traceparent is not None:
-            trace_id, span_id, trace_flags = _parse_traceparent(traceparent)
-        if headers:
-            body, flags = _encode_body(headers, capacity - HEADER_BYTES)
-    if trace_id is _NO_TRACE_ID and not body:
+    traceparent = headers.pop("traceparent", None)
+    if traceparent is not None:
+        ids = parse_traceparent(traceparent)
+    if headers:
+        body, flags = encode_body(headers, capacity - HEADER_BYTES)
+    if ids is _NO_IDS and not body:
         flags |= FrameFlags.NO_CONTEXT
     prefix = _PREFIX.pack(_MAGIC, _VERSION, flags, len(body))
-    ids = _IDS.pack(sequence & 0xFFFF_FFFF_FFFF_FFFF, trace_id, span_id, trace_flags)
-    crc = zlib.crc32(body, zlib.crc32(ids, zlib.crc32(prefix)))
-    return b"".join((prefix, _CRC.pack(crc), ids, body)).ljust(capacity, b"\0")
+    packed = _IDS.pack(number, *ids)
+    crc = zlib.crc32(body, zlib.crc32(packed, zlib.crc32(prefix)))
+    return layout.pack(prefix, crc, packed, body)
 
 
-def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Frame | None:
-    """The content of a frame; ``None`` where all bytes are zero (nobody wrote one).
+def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Carrier:
+    """The carrier in a frame, with its sequence number.
+
+    Where all bytes are zero (nobody wrote a frame) it is empty and has no sequence number; where
+    the sender had no context it is empty and has one.
 
     Args:
         data: The whole frame, padding included: any bytes-like object.
@@ -180,12 +175,27 @@ def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Frame | No
         view = memoryview(data)  # bytes(data) would allocate that many bytes for an int
     except (TypeError, ValueError, BufferError) as error:  # ValueError: released, or dates
         raise FrameError(f"not bytes-like ({error})") from None
-    if view.nbytes > MAX_CAPACITY:
-        raise FrameError(f"{view.nbytes} bytes are more than {MAX_CAPACITY}")
-    raw = view.tobytes()
+    size = view.nbytes
+    if HEADER_BYTES <= size <= MAX_CAPACITY and view.c_contiguous:
+        layout, padding = _layouts[size]
+        prefix, crc, packed, rest = layout.unpack_from(view)
+        if (
+            prefix == _IDS_ALONE
+            and rest == padding
+            and zlib.crc32(packed, _CRC_OF_IDS_ALONE) == crc
+        ):
+            sequence, trace_id, span_id, flags = _IDS.unpack(packed)
+            if trace_id != NO_TRACE_ID and span_id != NO_SPAN_ID:
+                return Carrier(ids=TraceIds(trace_id, span_id, flags), sequence=sequence)
+    elif size > MAX_CAPACITY:
+        raise FrameError(f"{size} bytes are more than {MAX_CAPACITY}")
+    return _decode_any(view.tobytes())
+
+
+def _decode_any(raw: bytes) -> Carrier:
     if not raw.startswith(_MAGIC):
         if raw.count(0) == len(raw):
-            return None
+            return Carrier()
         raise FrameError("it does not start with the magic bytes")
     if len(raw) < HEADER_BYTES:
         raise FrameError(f"{len(raw)} bytes are fewer than a header's {HEADER_BYTES}")
@@ -203,67 +213,14 @@ def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Frame | No
     if flag_bits & ~_KNOWN_FLAGS:
         raise FrameError(f"flags {flag_bits:#04x} are not known to version {_VERSION}")
     sequence, trace_id, span_id, trace_flags = _IDS.unpack_from(raw, _IDS_AT)
-    carrier: dict[str, str] = {}
-    if (trace_id == _NO_TRACE_ID) != (span_id == _NO_SPAN_ID):
+    if (trace_id == NO_TRACE_ID) != (span_id == NO_SPAN_ID):
         raise FrameError("only one of trace id and span id is zero")
-    if trace_id != _NO_TRACE_ID:
-        carrier["traceparent"] = f"00-{trace_id.hex()}-{span_id.hex()}-{trace_flags:02x}"
+    headers: dict[str, str] = {}
+    if trace_id != NO_TRACE_ID:
+        headers["traceparent"] = f"00-{trace_id.hex()}-{span_id.hex()}-{trace_flags:02x}"
     if body_length:
-        carrier.update(_decode_body(raw[HEADER_BYTES:end]))
-    if bool(flag_bits & FrameFlags.NO_CONTEXT) != (not carrier):
+        headers.update(decode_body(raw[HEADER_BYTES:end]))
+    if bool(flag_bits & FrameFlags.NO_CONTEXT) != (not headers):
         raise FrameError("its NO_CONTEXT flag contradicts its content")
-    return Frame(carrier, sequence, FrameFlags(flag_bits))
-
-
-def _parse_traceparent(header: str) -> tuple[bytes, bytes, int]:
-    """Trace id, span id and flags of a version 00 ``traceparent`` (W3C Trace Context 3.2.2)."""
-    # bytes.fromhex skips white space, so lengths and case are checked on the text itself.
-    parts = header.split("-")
-    if [len(part) for part in parts] != [2, 32, 16, 2] or parts[0] != "00":
-        raise FrameError(f"traceparent {header!r} is not of version 00")
-    try:
-        trace_id, span_id, flags = (bytes.fromhex(part) for part in parts[1:])
-    except ValueError:
-        raise FrameError(f"traceparent {header!r} is not hexadecimal") from None
-    if (len(trace_id), len(span_id), len(flags)) != (16, 8, 1) or header != header.lower():
-        raise FrameError(f"traceparent {header!r} is not lower-case hexadecimal")
-    if trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
-        raise FrameError(f"traceparent {header!r} holds an all-zero id")
-    return trace_id, span_id, flags[0]
-
-
-def _encode_body(headers: dict[str, str], room: int) -> tuple[bytes, FrameFlags]:
-    """The headers as msgpack in at most ``room`` bytes, and what was left out for it."""
-    for left, dropped in shrinking(headers):
-        body: bytes = msgpack.packb(left) if left else b""
-        # However much room there is: a receiver refuses a larger carrier whole.
-        allowed = len(left) <= _MAX_HEADERS and carrier_size(left) <= _MAX_FURTHER_BYTES
-        if allowed and len(body) <= room:
-            flags = _NO_FLAGS
-            for name in dropped:
-                flags |= _DROP_FLAGS.get(name, FrameFlags.DROPPED_OTHER)
-            return body, flags
-    raise AssertionError("the last of the shrinking carriers is empty, which fits always")
-
-
-def _decode_body(body: bytes) -> dict[str, str]:
-    """The headers of a body, with strict types and sizes."""
-    try:
-        headers = msgpack.unpackb(
-            body,
-            raw=False,
-            strict_map_key=True,
-            max_map_len=_MAX_HEADERS,
-            max_str_len=MAX_CARRIER_BYTES,
-            max_array_len=0,
-            max_bin_len=0,
-            max_ext_len=0,
-        )
-    except (ValueError, msgpack.UnpackException) as error:
-        raise FrameError(f"its body is not a map of strings ({error})") from None
-    if not isinstance(headers, dict) or not headers or "traceparent" in headers:
-        raise FrameError("its body is not a map of further headers")
-    for key, value in headers.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise FrameError("its body is not a map of strings to strings")
-    return headers
+    truncated = bool(flag_bits & ~FrameFlags.NO_CONTEXT)
+    return Carrier(headers, sequence=sequence, truncated=truncated)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
@@ -17,9 +16,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.carrier import extract_context, read_carrier
+from lens_core.carrier import CarrierStatus
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
+from lens_core.propagation import extract_context, read_carrier
 from lens_core.semconv import LENS_CARRIER
 from lens_core.spans.status import end_span, record_error
 
@@ -33,14 +33,6 @@ __all__ = [
 
 _Carrier = Mapping[str, str]
 _Attributes = Mapping[str, AttributeValue]
-
-
-class CarrierStatus(str, Enum):
-    """What became of a hop's carrier; the value of the attribute ``lens.carrier``."""
-
-    OK = "ok"
-    ABSENT = "absent"
-    REJECTED = "rejected"
 
 
 def create_linked_span(
@@ -172,12 +164,11 @@ def add_carrier_link(
     Returns:
         ``ok``, ``absent`` or ``rejected``.
     """
-    remote, rejected = read_carrier(carrier)
-    span_context = trace.get_current_span(remote).get_span_context()
-    if span_context.is_valid:
-        status = CarrierStatus.OK
-    else:
-        status = CarrierStatus.REJECTED if rejected else CarrierStatus.ABSENT
+    remote = read_carrier(carrier)
+    span_context = remote.span_context
+    status = remote.status
+    if status is CarrierStatus.OK and not span_context.is_valid:
+        status = CarrierStatus.ABSENT  # baggage alone
     try:
         if status is CarrierStatus.OK:
             span.add_link(span_context, link_attributes)

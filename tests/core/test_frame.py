@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lens_core.carrier import MAX_CARRIER_BYTES, carrier_size, extract_context
+from lens_core.carrier import CarrierStatus
+from lens_core.carrier_size import MAX_CARRIER_BYTES, carrier_size
 from lens_core.errors import CarrierError, FrameError
 from lens_core.frame import (
     BROADCAST_CAPACITY,
     HEADER_BYTES,
     MAX_CAPACITY,
     P2P_CAPACITY,
-    Frame,
-    FrameFlags,
     decode_frame,
     encode_frame,
 )
+from lens_core.frame_content import FrameFlags
+from lens_core.propagation import extract_context
 from lens_core.testing import damage_bytes
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -54,86 +55,89 @@ def test_the_layout_is_as_documented():
     assert raw[45 + len(body) :] == bytes(64 - 45 - len(body))
 
 
+def read(raw):
+    """What a frame holds: headers as they were written, sequence, whether some are missing."""
+    carrier = decode_frame(raw)
+    headers = carrier if carrier.ids is not None else carrier._headers
+    return dict(headers), carrier.sequence, carrier.truncated
+
+
 @given(carriers, st.integers(0, 2**64 - 1))
 def test_every_carrier_that_fits_comes_back(carrier, sequence):
     raw = encode_frame(carrier, capacity=4096, sequence=sequence)
     assert len(raw) == 4096
-    expected = Frame(carrier, sequence, FrameFlags.NO_CONTEXT if not carrier else FrameFlags(0))
-    assert decode_frame(raw) == expected
+    assert read(raw) == (carrier, sequence, False)
+    assert FrameFlags(raw[5]) == (FrameFlags(0) if carrier else FrameFlags.NO_CONTEXT)
 
 
 @given(carriers, st.integers(HEADER_BYTES, 200))
 def test_the_size_is_the_capacity_and_the_traceparent_survives(carrier, capacity):
     raw = encode_frame(carrier, capacity=capacity)
-    frame = decode_frame(raw)
+    headers, _, truncated = read(raw)
     assert len(raw) == capacity
-    assert frame is not None
-    assert frame.carrier.get("traceparent") == carrier.get("traceparent")
-    assert frame.carrier.items() <= carrier.items()
-    assert frame.truncated == (frame.carrier != carrier)
+    assert headers.get("traceparent") == carrier.get("traceparent")
+    assert headers.items() <= carrier.items()
+    assert truncated == (headers != carrier)
 
 
 def test_a_buffer_that_nobody_wrote_to_is_no_frame():
-    assert decode_frame(bytes(P2P_CAPACITY)) is None
-    assert decode_frame(b"") is None
+    assert read(bytes(P2P_CAPACITY)) == ({}, None, False)
+    assert read(b"") == ({}, None, False)
 
 
 def test_a_sender_without_a_context_sends_a_valid_frame():
-    frame = decode_frame(encode_frame({}, capacity=P2P_CAPACITY, sequence=3))
-    assert frame == Frame({}, 3, FrameFlags.NO_CONTEXT)
+    raw = encode_frame({}, capacity=P2P_CAPACITY, sequence=3)
+    assert read(raw) == ({}, 3, False)
+    assert raw[5] == FrameFlags.NO_CONTEXT
+    assert decode_frame(raw).status is CarrierStatus.ABSENT
 
 
 @pytest.mark.parametrize("convert", [bytes, bytearray, memoryview])
 def test_any_bytes_like_object_is_read(convert):
     raw = encode_frame({"traceparent": TRACEPARENT}, capacity=P2P_CAPACITY)
-    assert decode_frame(convert(raw)) == Frame({"traceparent": TRACEPARENT})
+    assert decode_frame(convert(raw)) == {"traceparent": TRACEPARENT}
 
 
 def test_over_capacity_the_flags_say_what_was_left_out():
     room = P2P_CAPACITY - HEADER_BYTES
     carrier = {"traceparent": TRACEPARENT, "tracestate": "s=1", "baggage": "b" * room}
-    frame = decode_frame(encode_frame(carrier, capacity=P2P_CAPACITY))
-    assert frame == Frame(
-        {"traceparent": TRACEPARENT, "tracestate": "s=1"}, 0, FrameFlags.DROPPED_BAGGAGE
-    )
+    raw = encode_frame(carrier, capacity=P2P_CAPACITY)
+    assert read(raw) == ({"traceparent": TRACEPARENT, "tracestate": "s=1"}, 0, True)
+    assert raw[5] == FrameFlags.DROPPED_BAGGAGE
     carrier["tracestate"] = "s" * room
-    frame = decode_frame(encode_frame(carrier, capacity=P2P_CAPACITY))
-    assert frame == Frame(
-        {"traceparent": TRACEPARENT}, 0, FrameFlags.DROPPED_BAGGAGE | FrameFlags.DROPPED_TRACESTATE
-    )
-    frame = decode_frame(encode_frame({**carrier, "x": "y" * room}, capacity=P2P_CAPACITY))
-    assert frame is not None
-    assert frame.carrier == {"traceparent": TRACEPARENT}
-    assert frame.flags == (
+    raw = encode_frame(carrier, capacity=P2P_CAPACITY)
+    assert read(raw) == ({"traceparent": TRACEPARENT}, 0, True)
+    assert raw[5] == FrameFlags.DROPPED_BAGGAGE | FrameFlags.DROPPED_TRACESTATE
+    raw = encode_frame({**carrier, "x": "y" * room}, capacity=P2P_CAPACITY)
+    assert read(raw) == ({"traceparent": TRACEPARENT}, 0, True)
+    assert raw[5] == (
         FrameFlags.DROPPED_BAGGAGE | FrameFlags.DROPPED_TRACESTATE | FrameFlags.DROPPED_OTHER
     )
 
 
 def test_a_huge_carrier_keeps_its_traceparent():
     carrier = {"traceparent": TRACEPARENT, "baggage": "b" * 10_000_000}
-    frame = decode_frame(encode_frame(carrier, capacity=BROADCAST_CAPACITY))
-    assert frame == Frame({"traceparent": TRACEPARENT}, 0, FrameFlags.DROPPED_BAGGAGE)
+    raw = encode_frame(carrier, capacity=BROADCAST_CAPACITY)
+    assert read(raw) == ({"traceparent": TRACEPARENT}, 0, True)
 
 
 @pytest.mark.parametrize("name", ["baggage", "tracestate", "x"])
 def test_a_carrier_that_no_receiver_accepts_is_too_large_for_a_frame_of_any_size(name):
     fitting = {"traceparent": TRACEPARENT}
     carrier = {**fitting, name: "é" * ((MAX_CARRIER_BYTES - carrier_size(fitting)) // 2)}
-    frame = decode_frame(encode_frame(carrier, capacity=MAX_CAPACITY))
-    assert frame is not None
-    assert frame.truncated
-    assert frame.carrier == fitting
+    assert read(encode_frame(carrier, capacity=MAX_CAPACITY)) == (fitting, 0, True)
     carrier[name] = carrier[name][: -len(name)]
     assert carrier_size(carrier) <= MAX_CARRIER_BYTES
-    frame = decode_frame(encode_frame(carrier, capacity=MAX_CAPACITY))
-    assert frame == Frame(carrier)
-    assert extract_context(frame.carrier)
+    raw = encode_frame(carrier, capacity=MAX_CAPACITY)
+    assert read(raw) == (carrier, 0, False)
+    assert extract_context(decode_frame(raw))
 
 
 def test_more_headers_than_a_frame_may_hold_are_left_out_and_flagged():
     carrier = {"traceparent": TRACEPARENT, **{f"h{n}": "" for n in range(65)}}
-    frame = decode_frame(encode_frame(carrier, capacity=4096))
-    assert frame == Frame({"traceparent": TRACEPARENT}, 0, FrameFlags.DROPPED_OTHER)
+    raw = encode_frame(carrier, capacity=4096)
+    assert read(raw) == ({"traceparent": TRACEPARENT}, 0, True)
+    assert raw[5] == FrameFlags.DROPPED_OTHER
 
 
 @pytest.mark.parametrize(
@@ -247,7 +251,7 @@ def test_damaged_frames_are_never_accepted(carrier, seed):
     assert damaged != raw
     assert len(damaged) == len(raw)
     try:
-        assert decode_frame(damaged) is None
+        assert read(damaged) == ({}, None, False)
         assert damaged == bytes(P2P_CAPACITY)
     except FrameError:
         pass
@@ -256,7 +260,7 @@ def test_damaged_frames_are_never_accepted(carrier, seed):
 @given(st.binary(max_size=2048))
 def test_random_bytes_are_never_a_frame(data):
     try:
-        assert decode_frame(data) is None
+        assert read(data) == ({}, None, False)
         assert data == bytes(len(data))
     except FrameError:
         pass

@@ -15,7 +15,7 @@ from lens_core.identity import (
     step_span,
 )
 from lens_core.telemetry.ids import PrivateIdGenerator
-from lens_core.testing import HopRecord, Parcel, Receiver, Sent, TransportCase, arrival
+from lens_core.testing import HopMessage, HopRecord, Receiver, Sent, TransportCase, arrival
 from tests.core.recording import Recording
 from tests.identity.conftest import identity
 
@@ -52,28 +52,28 @@ def derived_case(transport: DerivedTransport[bytes] | None = None) -> TransportC
     )
 
 
-def gloo_hop(parcels: list[Parcel]) -> list[HopRecord]:
+def gloo_hop(hop_messages: list[HopMessage]) -> list[HopRecord]:
     from tests.gloo import run_ranks
 
-    sent, received = run_ranks(_send_and_receive, 2, 60, parcels)
+    sent, received = run_ranks(_send_and_receive, 2, 60, hop_messages)
     return [arrival(one, **two) for one, two in zip(sent, received, strict=True)]
 
 
-def _send_and_receive(rank: int, world_size: int, parcels: list[Parcel]) -> list:
+def _send_and_receive(rank: int, world_size: int, hop_messages: list[HopMessage]) -> list:
     import torch
     import torch.distributed as dist
 
     recording = Recording(id_generator=PrivateIdGenerator())
     ends: list = []
     with step_span(_STEP, tracer=recording.tracer, identity=identity(rank)):
-        for parcel in parcels:
+        for hop_message in hop_messages:
             before = otel_context.get_current()
-            message = _message(parcel.index)
+            message = _message(hop_message.index)
             bytes_ = torch.frombuffer(bytearray(message.payload), dtype=torch.uint8)
             if rank == 0:
-                sent = Sent(parcel.index)
+                sent = Sent(hop_message.index)
                 with hop_span(
-                    "send_forward", peer=1, microbatch=parcel.index, tracer=recording.tracer
+                    "send_forward", peer=1, microbatch=hop_message.index, tracer=recording.tracer
                 ):
                     inject_context(sent.carrier)
                     dist.send(bytes_, 1)
@@ -83,7 +83,7 @@ def _send_and_receive(rank: int, world_size: int, parcels: list[Parcel]) -> list
             else:
                 buffer = torch.zeros(8, dtype=torch.uint8)
                 with hop_span(
-                    "recv_forward", peer=0, microbatch=parcel.index, tracer=recording.tracer
+                    "recv_forward", peer=0, microbatch=hop_message.index, tracer=recording.tracer
                 ) as hop:
                     dist.recv(buffer, 0)
                 after = otel_context.get_current()

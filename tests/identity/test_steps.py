@@ -14,7 +14,6 @@ from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioB
 from opentelemetry.trace import StatusCode
 
 from lens_contrib.torch.waits import waiting
-from lens_core.carrier import extract_context
 from lens_core.diagnostics import diagnostics
 from lens_core.identity import (
     HopId,
@@ -30,6 +29,7 @@ from lens_core.identity import (
     step_carrier,
     step_span,
 )
+from lens_core.propagation import extract_context
 from lens_core.state import get_pp_trace_carrier, set_pp_trace_carrier
 from lens_core.telemetry.ids import PrivateIdGenerator
 from lens_core.telemetry.sampling import LinkAware

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lens_contrib.ray import CARRIER_ARGUMENT, RayTransport
-from lens_core.carrier import MAX_CARRIER_BYTES
+from lens_core.carrier_size import MAX_CARRIER_BYTES
 from lens_core.testing import TransportCase
 from tests.hops_ray import damaged_arguments, ray_hop
 

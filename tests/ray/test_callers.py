@@ -157,7 +157,7 @@ def test_a_traceparent_that_came_as_bytes_is_a_carrier():
     header = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
     received = RayTransport().extract({"x": 1, CARRIER_ARGUMENT: header.encode()})
     assert (received.message, received.carrier) == ({"x": 1}, {"traceparent": header})
-    assert RayTransport().extract({CARRIER_ARGUMENT: b"short"}).rejected
+    assert RayTransport().extract({CARRIER_ARGUMENT: b"short"}).carrier.problem
 
 
 def test_importing_the_package_without_ray_names_the_extra():

@@ -20,7 +20,7 @@ from lens_contrib.ray import RayTransport, ray_dispatch_with_context, traced
 from lens_contrib.ray.outer import OuterDecorators, accepts_keyword
 from lens_contrib.ray.process_local import LocalTracer, ProcessLocal
 from lens_contrib.ray.w3c import Headers
-from lens_core.carrier import MAX_CARRIER_BYTES, carrier_size
+from lens_core.carrier_size import MAX_CARRIER_BYTES, carrier_size
 from lens_core.diagnostics import diagnostics
 
 SPANS = st.one_of(
@@ -202,9 +202,13 @@ def test_room_is_made_for_the_mark_of_what_was_left_out():
     fills = {**headers, "x": "v" * (MAX_CARRIER_BYTES - carrier_size(headers) - 1)}
     assert carrier_size(fills) == MAX_CARRIER_BYTES
     whole = RayTransport().extract(RayTransport().inject({}, fills))
-    assert (whole.carrier, whole.rejected, whole.truncated) == (fills, None, False)
+    assert (whole.carrier, whole.carrier.problem, whole.carrier.truncated) == (fills, None, False)
     received = RayTransport().extract(RayTransport().inject({}, {**fills, "baggage": "k=v"}))
-    assert (received.carrier, received.rejected, received.truncated) == (headers, None, True)
+    assert (received.carrier, received.carrier.problem, received.carrier.truncated) == (
+        headers,
+        None,
+        True,
+    )
 
 
 @pytest.mark.parametrize("carrier", [5, b"xx", "traceparent", object(), {"traceparent": 5}])

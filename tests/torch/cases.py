@@ -7,7 +7,8 @@ import random
 import torch
 
 from lens_contrib.nccl import BufferTransport, PackedTransport, PairedTransport, carrier_buffer
-from lens_contrib.nccl.buffers import slack_of
+from lens_contrib.nccl.messages import TensorMessage
+from lens_contrib.torch.frame_buffers import FrameBuffer
 from lens_contrib.torch_distributed import BroadcastTransport
 from lens_core.frame import BROADCAST_CAPACITY, HEADER_BYTES, P2P_CAPACITY
 from lens_core.testing import TransportCase, damage_bytes
@@ -18,65 +19,75 @@ _BODY_OVERHEAD = 16
 _SHAPE = (3, 5)
 
 
-def broadcast_case() -> TransportCase[torch.Tensor]:
+def broadcast_case() -> TransportCase[FrameBuffer]:
     here = "tests.torch.cases:broadcast_case"
     transport = BroadcastTransport()
     return TransportCase(
         transport=transport,
         new_message=lambda number: transport.empty(),
-        same=_same,
-        copy=torch.clone,
-        footprint=_footprint,
-        damage=_damage_tensor,
+        same=lambda a, b: a.capacity == b.capacity,  # there is nothing of the user's in it
+        copy=lambda message: _copy_frame(transport.empty(), message),
+        footprint=lambda message: _footprint(message.wire),
+        damage=lambda message, rng: _damage_frame(transport.empty(), message, rng),
         carrier_bytes=BROADCAST_CAPACITY - HEADER_BYTES - _BODY_OVERHEAD,
         calls_when_off=100,
         hops={"2 ranks": broadcast_hop(here, 2), "4 ranks": broadcast_hop(here, 4)},
     )
 
 
-def packed_case() -> TransportCase[torch.Tensor]:
-    here = "tests.torch.cases:packed_case"
+def packed_case() -> TransportCase[TensorMessage]:
+    return _case(PackedTransport(), "tests.torch.cases:packed_case", 150)
+
+
+def paired_case() -> TransportCase[TensorMessage]:
+    return _case(PairedTransport(), "tests.torch.cases:paired_case", 120)
+
+
+def buffer_case() -> TransportCase[TensorMessage]:
+    return _case(BufferTransport(), "tests.torch.cases:buffer_case", 200, _buffer)
+
+
+def _case(transport, here: str, calls_when_off: int, new=None) -> TransportCase[TensorMessage]:
+    new = new or _tensor
+
+    def copy(message: TensorMessage) -> TensorMessage:
+        """Another message of the same bytes, as it is at the other end: its tensor has none yet."""
+        tensor = new(0)
+        if message.buffer is None:
+            tensor.copy_(message.tensor)
+            return TensorMessage(tensor)
+        twin = transport.room(tensor)
+        for mine, other in zip(twin.wire, message.wire, strict=True):
+            mine.copy_(other)
+        return twin
+
+    def damage(message: TensorMessage, rng: random.Random) -> TensorMessage:
+        twin = copy(message)
+        frame = twin.wire[-1][-P2P_CAPACITY:]
+        frame.copy_(_damage_tensor(frame, rng))
+        return twin
+
     return TransportCase(
-        transport=PackedTransport(torch.empty(_SHAPE)),
-        new_message=_tensor,
-        same=_same,
-        copy=torch.clone,
-        footprint=_footprint,
-        damage=_damage_tail,
+        transport=transport,
+        new_message=lambda number: TensorMessage(new(number)),
+        same=lambda a, b: _same(a.tensor, b.tensor),
+        copy=copy,
+        footprint=lambda message: tuple(map(_footprint, message.wire)),
+        damage=damage,
         carrier_bytes=P2P_CAPACITY - HEADER_BYTES - _BODY_OVERHEAD,
-        calls_when_off=150,
+        calls_when_off=calls_when_off,
         hops=_ring_hops(here),
     )
 
 
-def paired_case() -> TransportCase[list[torch.Tensor]]:
-    here = "tests.torch.cases:paired_case"
-    return TransportCase(
-        transport=PairedTransport(),
-        new_message=lambda number: [_tensor(number)],
-        same=lambda a, b: len(a) == len(b) and all(map(_same, a, b)),
-        copy=lambda message: [tensor.clone() for tensor in message],
-        footprint=lambda message: tuple(map(_footprint, message)),
-        damage=lambda message, rng: [*message[:-1], _damage_tensor(message[-1], rng)],
-        carrier_bytes=P2P_CAPACITY - HEADER_BYTES - _BODY_OVERHEAD,
-        calls_when_off=120,
-        hops=_ring_hops(here),
-    )
+def _copy_frame(into: FrameBuffer, message: FrameBuffer) -> FrameBuffer:
+    into.wire.copy_(message.wire)
+    return into
 
 
-def buffer_case() -> TransportCase[torch.Tensor]:
-    here = "tests.torch.cases:buffer_case"
-    return TransportCase(
-        transport=BufferTransport(),
-        new_message=_buffer,
-        same=_same,
-        copy=_copy_buffer,
-        footprint=lambda message: (_footprint(message), _footprint(slack_of(message).wire)),
-        damage=_damage_slack,
-        carrier_bytes=P2P_CAPACITY - HEADER_BYTES - _BODY_OVERHEAD,
-        calls_when_off=200,
-        hops=_ring_hops(here),
-    )
+def _damage_frame(into: FrameBuffer, message: FrameBuffer, rng: random.Random) -> FrameBuffer:
+    into.wire.copy_(_damage_tensor(message.wire, rng))
+    return into
 
 
 def _ring_hops(here: str):
@@ -98,12 +109,6 @@ def _buffer(number: int) -> torch.Tensor:
     return buffer
 
 
-def _copy_buffer(message: torch.Tensor) -> torch.Tensor:
-    copy = carrier_buffer(message.shape, message.dtype)
-    slack_of(copy).wire.copy_(slack_of(message).wire)
-    return copy
-
-
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
@@ -115,15 +120,3 @@ def _footprint(tensor: torch.Tensor) -> tuple[object, ...]:
 def _damage_tensor(message: torch.Tensor, rng: random.Random) -> torch.Tensor:
     damaged = damage_bytes(bytes(message.tolist()), rng)
     return torch.tensor(list(damaged), dtype=torch.uint8)
-
-
-def _damage_tail(message: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    tail = _damage_tensor(message[-P2P_CAPACITY:], rng)
-    return torch.cat((message[:-P2P_CAPACITY], tail))
-
-
-def _damage_slack(message: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    damaged = _copy_buffer(message)
-    frame = slack_of(damaged).frame
-    frame.copy_(_damage_tensor(frame, rng))
-    return damaged

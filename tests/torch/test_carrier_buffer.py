@@ -32,28 +32,28 @@ def test_a_carrier_buffer_is_an_ordinary_tensor():
 
 
 def test_only_the_very_buffer_has_room():
-    from lens_contrib.nccl.buffers import slack_of
+    from lens_contrib.nccl.buffers import room_behind
 
     buffer = nccl.carrier_buffer((4,))
-    assert slack_of(buffer).wire.numel() == 16 + P2P_CAPACITY
+    assert room_behind(buffer).wire.numel() == 16 + P2P_CAPACITY
     for other in (buffer[:], buffer.detach(), copy.deepcopy(buffer), buffer.clone(), torch.ones(4)):
         with pytest.raises(MessageError, match="very tensor"):
-            slack_of(other)
+            room_behind(other)
     buffer.data = torch.ones(4)
     with pytest.raises(MessageError, match="moved it"):
-        slack_of(buffer)
+        room_behind(buffer)
 
 
 def test_a_buffers_room_goes_with_it():
     from lens_contrib.nccl import buffers
 
     gc.collect()
-    before = len(buffers._slacks)
+    before = len(buffers._allocations)
     kept = [nccl.carrier_buffer((4,)) for _ in range(10)]
-    assert len(buffers._slacks) == before + 10
+    assert len(buffers._allocations) == before + 10
     del kept
     gc.collect()
-    assert len(buffers._slacks) == before
+    assert len(buffers._allocations) == before
 
 
 @pytest.mark.parametrize("dtype", sorted(QUANTIZED, key=str), ids=str)

@@ -276,7 +276,7 @@ def _lost_message(rank, world_size):
 
 def test_a_lost_message_costs_one_context_and_no_more():
     own, (received, counted) = run_ranks(_lost_message, 2, 120)
-    assert received == [(own[0], 0.0), (None, 2.0), (own[3], 3.0)]
+    assert received == [(own[0], 0.0), ({}, 2.0), (own[3], 3.0)]
     assert counted == 1
 
 
@@ -301,7 +301,7 @@ def _stale(rank, world_size):
 def test_no_frame_and_a_broken_frame_are_no_context_and_never_the_last_one():
     own, (received, counts) = run_ranks(_stale, 2, 120)
     carriers = [carrier for carrier, _ in received]
-    assert carriers == [own, None, None]
+    assert carriers == [own, None, {}]  # absent, then refused
     assert received[1][1] == as_bytes(torch.full((8,), 2.0)).tolist()
     assert received[2][1] == [9] * 32
     assert counts == {"carrier.rejected": 1}

@@ -36,12 +36,13 @@ def _broadcast(rank, world_size):
         return None
     first = broadcast_trace_context(rank, step=5)
     # The same step again: an old frame would be taken for this call's.
-    return first is not None, broadcast_trace_context(rank, step=5), _counts()
+    second = broadcast_trace_context(rank, step=5)
+    return bool(first), bool(second), second.status.value, _counts()
 
 
 def test_broadcast():
     _, receiver = run_ranks(_broadcast, 2, 60)
-    assert receiver == (True, None, (1, 0))
+    assert receiver == (True, False, "rejected", (1, 0))
 
 
 def _point_to_point(rank, world_size, mode, verb):
@@ -75,14 +76,14 @@ def _point_to_point(rank, world_size, mode, verb):
 
     first = receive()
     second = receive()
-    return first is not None, second, tensor.tolist(), _counts()
+    return bool(first), bool(second), second.status.value, tensor.tolist(), _counts()
 
 
 @pytest.mark.parametrize("verb", ["recv", "irecv", "batch"])
 @pytest.mark.parametrize("mode", ["packed", "paired", "buffer"])
 def test_point_to_point(mode, verb):
     _, receiver = run_ranks(_point_to_point, 2, 60, mode, verb)
-    assert receiver == (True, None, [10.0, 11.0, 12.0, 13.0, 14.0, 15.0], (1, 0))
+    assert receiver == (True, False, "rejected", [10.0, 11.0, 12.0, 13.0, 14.0, 15.0], (1, 0))
 
 
 def _no_headers(rank, world_size):

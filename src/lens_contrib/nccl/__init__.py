@@ -13,10 +13,14 @@ from lens_core.errors import MissingExtraError
 
 try:
     from lens_contrib.nccl.buffers import carrier_buffer
-    from lens_contrib.nccl.modes import PACK_LIMIT_BYTES
     from lens_contrib.nccl.ops import CarrierWork
     from lens_contrib.nccl.p2p import batch_isend_irecv, irecv, isend, recv, send
-    from lens_contrib.nccl.transports import BufferTransport, PackedTransport, PairedTransport
+    from lens_contrib.nccl.transports import (
+        PACK_LIMIT_BYTES,
+        BufferTransport,
+        PackedTransport,
+        PairedTransport,
+    )
 except MissingExtraError as _missing:
     _error = _missing
 

@@ -7,85 +7,38 @@ import weakref
 from collections.abc import Sequence
 from typing import Final
 
-from lens_contrib.torch.frames import outgoing_frame
-from lens_contrib.torch.tensors import frame_tensor, tensor_bytes
+from lens_contrib.torch.frame_buffers import FrameBuffer
 from lens_core.errors import MessageError, MissingExtraError
 from lens_core.frame import P2P_CAPACITY
-from lens_core.span_frame import write_span_frame
 
 try:
     import torch
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["Slack", "carrier_buffer", "slack_of"]
+__all__ = ["carrier_buffer", "room_behind"]
 
-_NO_FRAME: Final = bytes(P2P_CAPACITY)
 _QUANTIZED: Final = frozenset(
     (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 )
 
 
-class Slack:
-    """The memory behind a tensor of :func:`carrier_buffer`: a room whose bytes are the tensor's.
+class _Allocation:
+    """What is known of one tensor of :func:`carrier_buffer`, to tell that it is still the same."""
 
-    Attributes:
-        wire: ``uint8``: the tensor's bytes and the frame, what is sent and received.
-        frame: ``uint8[256]``: the frame's part of ``wire``.
-        on_host: Whether Python reads the frame in place.
-        view: The frame's bytes for Python, where they are on the host; else ``None``.
-        tensor: The tensor, weakly.
-        start: Address of its first element.
-        shape: Its shape.
-    """
+    __slots__ = ("buffer", "shape", "start", "tensor")
 
-    __slots__ = ("frame", "on_host", "shape", "start", "tensor", "view", "wire")
-
-    def __init__(self, wire: torch.Tensor, tensor: torch.Tensor) -> None:
-        self.wire = wire
-        self.frame = wire[-P2P_CAPACITY:]
-        self.view: memoryview | None = None
-        self.on_host = wire.is_cpu
-        if wire.is_cpu:
-            memory = (ctypes.c_ubyte * P2P_CAPACITY).from_address(self.frame.data_ptr())
-            self.view = memoryview(memory).cast("B")
+    def __init__(self, buffer: FrameBuffer, tensor: torch.Tensor) -> None:
+        self.buffer = buffer
         self.start = tensor.data_ptr()
         self.shape = tensor.shape
         # Weak: the tensor's life is the user's; with it goes this entry.
         key = id(tensor)
-        self.tensor = weakref.ref(tensor, lambda _: _slacks.pop(key, None))
-
-    def write(self, number: int) -> None:
-        """Put the current context's frame there; never raises, never waits for a device."""
-        if self.view is None:
-            frame = outgoing_frame(P2P_CAPACITY, number)
-            self.frame.copy_(frame_tensor(frame, self.frame.device))
-        elif not write_span_frame(self.view, number):
-            self.view[:] = outgoing_frame(P2P_CAPACITY, number)
-
-    def clear(self) -> None:
-        """Make it hold no frame."""
-        if self.view is not None:
-            self.view[:] = _NO_FRAME
-        else:
-            self.frame.zero_()
-
-    def read(self) -> bytes | memoryview:
-        """The frame's bytes, until the next message; on a device this waits for the stream."""
-        return self.view if self.view is not None else tensor_bytes(self.frame)
-
-    def pack(self, tensor: torch.Tensor) -> None:
-        """Nothing to do: the tensor's bytes are there."""
-
-    def unpack(self, tensor: torch.Tensor) -> None:
-        """Nothing to do: the bytes are the tensor's."""
-
-    def give_back(self) -> None:
-        """Nothing to do: the memory is the user's."""
+        self.tensor = weakref.ref(tensor, lambda _: _allocations.pop(key, None))
 
 
 #: By ``id`` of the tensor: tensors compare element by element, so they cannot be keys.
-_slacks: Final[dict[int, Slack]] = {}
+_allocations: Final[dict[int, _Allocation]] = {}
 
 
 def carrier_buffer(
@@ -115,27 +68,31 @@ def carrier_buffer(
     payload = size.numel() * dtype.itemsize
     wire = torch.empty(payload + P2P_CAPACITY, dtype=torch.uint8, device=device)
     tensor = wire[:payload].view(dtype).view(size)
-    wire[payload:].zero_()
-    _slacks[id(tensor)] = Slack(wire, tensor)
+    memory: memoryview | None = None
+    if wire.is_cpu:
+        memory = memoryview((ctypes.c_ubyte * wire.numel()).from_address(wire.data_ptr())).cast("B")
+    buffer = FrameBuffer(wire, memory, P2P_CAPACITY)
+    buffer.clear()
+    _allocations[id(tensor)] = _Allocation(buffer, tensor)
     return tensor
 
 
-def slack_of(tensor: torch.Tensor) -> Slack:
-    """The memory behind a tensor of :func:`carrier_buffer`.
+def room_behind(tensor: torch.Tensor) -> FrameBuffer:
+    """The memory of a tensor of :func:`carrier_buffer`, with the room behind it.
 
     Raises:
         MessageError: If the tensor is not one, or was moved to other memory since.
     """
-    slack = _slacks.get(id(tensor))
+    known = _allocations.get(id(tensor))
     if (
-        slack is None
-        or slack.tensor() is not tensor
-        or tensor.data_ptr() != slack.start
-        or tensor.shape != slack.shape
+        known is None
+        or known.tensor() is not tensor
+        or tensor.data_ptr() != known.start
+        or tensor.shape != known.shape
     ):
         raise MessageError(
             'mode="buffer" needs the very tensor that carrier_buffer() returned, not a view or a '
             "copy of it and not after .data or set_() moved it; copy_() into it, or use another "
             "mode on both sides"
         )
-    return slack
+    return known.buffer

@@ -1,15 +1,16 @@
-"""Who is at the other end, and which frame is due from there."""
+"""Who is at the other end of a send or receive, and the count of the messages between the two."""
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Iterator
 from typing import Final
 
-from lens_contrib.torch.frames import MAX_SEQUENCE, Turns
+from lens_contrib.nccl.messages import TensorMessage
+from lens_contrib.nccl.transports import TensorTransport
 from lens_contrib.torch.process_groups import GroupFacts, group_facts, require_alive
+from lens_core.channel import Channel
 from lens_core.errors import MessageError, MissingExtraError, PeerRankError
+from lens_core.sequence import SequenceChecker
 
 try:
     import torch
@@ -17,53 +18,36 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["Inlet", "Outlet", "inlet_from", "outlet_to"]
+__all__ = ["PeerChannels", "channels_from", "channels_to"]
 
 
-class Outlet:
-    """The sending end of a channel.
+class PeerChannels:
+    """The channels to or from one peer: one a transport, with one count of messages.
 
     Attributes:
         rank: This process's global rank.
-        peer: Global rank of the receiver.
+        peer: Global rank of the other end.
         group_peer: Its rank within the group.
-        numbers: The next frame's sequence number, from 0.
+        sequence: The count of the messages, whichever transport they take.
     """
 
-    __slots__ = ("group_peer", "numbers", "peer", "rank")
+    __slots__ = ("_channels", "group_peer", "peer", "rank", "sequence")
 
     def __init__(self, facts: GroupFacts, peer: int) -> None:
         self.rank = facts.rank
         self.peer = peer
         self.group_peer = facts.group_ranks[peer]
-        self.numbers: Iterator[int] = itertools.count()
+        self.sequence = SequenceChecker()
+        self._channels: dict[TensorTransport, Channel[TensorMessage]] = {}
 
-
-class Inlet(Turns):
-    """The receiving end of a channel.
-
-    A receive takes its turn when it is posted, since that is when messages are matched, and reads
-    its frame when it is waited for.
-
-    Attributes:
-        rank: This process's global rank.
-        peer: Global rank of the sender.
-        group_peer: Its rank within the group.
-        turns: The next receive's turn, from 0.
-    """
-
-    __slots__ = ("group_peer", "peer", "rank", "turns")
-
-    def __init__(self, facts: GroupFacts, peer: int) -> None:
-        super().__init__(lambda: f"rank {facts.rank} receiving from rank {peer}")
-        self.rank = facts.rank
-        self.peer = peer
-        self.group_peer = facts.group_ranks[peer]
-        self.turns: Iterator[int] = itertools.count()
-
-    def carrier(self, raw: bytes | memoryview, turn: int) -> dict[str, str] | None:
-        """The carrier in the frame that arrived in this turn; ``None`` where there is none."""
-        return self.read(raw, (turn + self.ahead) & MAX_SEQUENCE)
+    def over(self, transport: TensorTransport) -> Channel[TensorMessage]:
+        """The channel of a transport."""
+        channel = self._channels.get(transport)
+        if channel is None:
+            channel = self._channels[transport] = Channel(
+                transport, self.sequence, where=lambda: f"rank {self.rank} and rank {self.peer}"
+            )
+        return channel
 
 
 #: What a caller names a channel by: global rank, rank within the group, tag, device type.
@@ -71,93 +55,77 @@ _Call = tuple[int | None, int | None, int, str]
 
 
 class _GroupChannels:
-    """The channels of one group: by what they are, and by how calls name them."""
+    """The channels of one group in one direction: by what they are, and by how calls name them."""
 
-    __slots__ = ("facts", "group", "inlets", "inlets_by_call", "outlets", "outlets_by_call")
+    __slots__ = ("by_call", "facts", "group", "known")
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, all_groups: dict[int, _GroupChannels]) -> None:
         self.facts = group_facts(group)
         key = id(group)
-        self.group = weakref.ref(group, lambda _: _by_group.pop(key, None))
-        self.outlets: dict[tuple[int, int], Outlet] = {}
-        self.inlets: dict[tuple[int, int], Inlet] = {}
-        self.outlets_by_call: dict[_Call, Outlet] = {}
-        self.inlets_by_call: dict[_Call, Inlet] = {}
+        self.group = weakref.ref(group, lambda _: all_groups.pop(key, None))
+        self.known: dict[tuple[int, int], PeerChannels] = {}
+        self.by_call: dict[_Call, PeerChannels] = {}
 
 
 #: By ``id`` of the group, which is faster than a ``WeakKeyDictionary``; gone with the group.
-_by_group: Final[dict[int, _GroupChannels]] = {}
+_sending: Final[dict[int, _GroupChannels]] = {}
+_receiving: Final[dict[int, _GroupChannels]] = {}
 
 
-def outlet_to(
+def channels_to(
     group: dist.ProcessGroup,
     peer: int | None,
     group_peer: int | None,
     tag: int,
     tensor: torch.Tensor,
-) -> Outlet:
-    """The channel to a peer, given by its global rank or by its rank within the group.
+) -> PeerChannels:
+    """The channels to a peer, given by its global rank or by its rank within the group.
 
     Raises:
         ProcessGroupError: If the group is destroyed.
         PeerRankError: If the peer is not in the group, or is given twice or not at all.
         MessageError: If the group does not move tensors of this device.
     """
-    channels = _of(group)
-    try:
-        call = (peer, group_peer, tag, tensor.device.type)
-    except AttributeError:
-        raise _not_a_tensor(tensor) from None
-    known = channels.outlets_by_call.get(call)
-    if known is None:
-        facts = channels.facts
-        rank = _peer_rank(facts, peer, group_peer, "dst")
-        key = (rank, _match_tag(facts, tag, tensor))
-        known = channels.outlets.setdefault(key, Outlet(facts, rank))
-        channels.outlets_by_call[call] = known
-    return known
+    return _channels(_sending, "dst", group, peer, group_peer, tag, tensor)
 
 
-def inlet_from(
+def channels_from(
     group: dist.ProcessGroup,
     peer: int | None,
     group_peer: int | None,
     tag: int,
     tensor: torch.Tensor,
-) -> Inlet:
-    """The channel from a peer, given by its global rank or by its rank within the group.
-
-    Raises:
-        ProcessGroupError: If the group is destroyed.
-        PeerRankError: If the peer is not in the group, or is given twice or not at all.
-        MessageError: If the group does not move tensors of this device.
-    """
-    channels = _of(group)
-    try:
-        call = (peer, group_peer, tag, tensor.device.type)
-    except AttributeError:
-        raise _not_a_tensor(tensor) from None
-    known = channels.inlets_by_call.get(call)
-    if known is None:
-        facts = channels.facts
-        rank = _peer_rank(facts, peer, group_peer, "src")
-        key = (rank, _match_tag(facts, tag, tensor))
-        known = channels.inlets.setdefault(key, Inlet(facts, rank))
-        channels.inlets_by_call[call] = known
-    return known
+) -> PeerChannels:
+    """The channels from a peer; arguments and errors are those of :func:`channels_to`."""
+    return _channels(_receiving, "src", group, peer, group_peer, tag, tensor)
 
 
-def _of(group: dist.ProcessGroup) -> _GroupChannels:
-    channels = _by_group.get(id(group))
+def _channels(
+    all_groups: dict[int, _GroupChannels],
+    name: str,
+    group: dist.ProcessGroup,
+    peer: int | None,
+    group_peer: int | None,
+    tag: int,
+    tensor: torch.Tensor,
+) -> PeerChannels:
+    channels = all_groups.get(id(group))
     if channels is None or channels.group() is not group:
-        channels = _by_group[id(group)] = _GroupChannels(group)
+        channels = all_groups[id(group)] = _GroupChannels(group, all_groups)
     elif group is not dist.group.WORLD:
         require_alive(group, channels.facts.rank)
-    return channels
-
-
-def _not_a_tensor(message: object) -> MessageError:
-    return MessageError(f"expected a torch.Tensor, got {type(message).__name__}")
+    try:
+        call = (peer, group_peer, tag, tensor.device.type)
+    except AttributeError:
+        raise MessageError(f"expected a torch.Tensor, got {type(tensor).__name__}") from None
+    known = channels.by_call.get(call)
+    if known is None:
+        facts = channels.facts
+        rank = _peer_rank(facts, peer, group_peer, name)
+        key = (rank, _match_tag(facts, tag, tensor))
+        known = channels.known.setdefault(key, PeerChannels(facts, rank))
+        channels.by_call[call] = known
+    return known
 
 
 def _match_tag(facts: GroupFacts, tag: int, tensor: torch.Tensor) -> int:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Final
 
 from opentelemetry.context import Context
 
-from lens_core.carrier import MAX_CARRIER_BYTES, check_carrier, extract_context
-from lens_core.channel import current_carrier
+from lens_core.carrier import Carrier
+from lens_core.carrier_size import MAX_CARRIER_BYTES
+from lens_core.channel import Channel
 from lens_core.diagnostics import diagnostics
-from lens_core.errors import LensError
-from lens_core.frame import P2P_CAPACITY, BytesLike, decode_frame, encode_frame
+from lens_core.errors import FrameError
+from lens_core.frame import HEADER_BYTES, MAX_CAPACITY, P2P_CAPACITY, BytesLike
+from lens_core.frame_transport import FrameTransport
+from lens_core.propagation import extract_context, read_carrier
 
 __all__ = ["deserialize_context", "extract_nccl_context", "serialize_context"]
 
 #: JSON escapes at most six characters for one; what is longer cannot hold an allowed carrier.
 _MAX_JSON_BYTES: Final = 6 * MAX_CARRIER_BYTES
+_channel: Final = Channel(FrameTransport())
 
 
 def serialize_context(*, capacity: int = P2P_CAPACITY) -> bytes:
@@ -33,20 +36,17 @@ def serialize_context(*, capacity: int = P2P_CAPACITY) -> bytes:
     Raises:
         FrameError: If the capacity is out of range.
     """
-    try:
-        return encode_frame(current_carrier(), capacity=capacity)
-    except LensError as error:
-        empty = encode_frame({}, capacity=capacity)  # raises again if it was the capacity
-        diagnostics.record("carrier.inject_failed", str(error))
-        return empty
+    if not HEADER_BYTES <= capacity <= MAX_CAPACITY:
+        raise FrameError(f"capacity {capacity} is outside {HEADER_BYTES}..{MAX_CAPACITY} bytes")
+    return Channel(FrameTransport(capacity)).outgoing(b"", sequence=0)
 
 
-def deserialize_context(data: bytes | bytearray | memoryview | BytesLike) -> dict[str, str] | None:
+def deserialize_context(data: bytes | bytearray | memoryview | BytesLike) -> Carrier | None:
     """The carrier in the bytes of :func:`serialize_context`; ``None`` where there is none.
 
     Zero bytes behind the frame do no harm. The carrier as a JSON object, the form that other
-    libraries send, is read too. Never raises: anything malformed gives ``None`` and is counted as
-    ``carrier.rejected``.
+    libraries send, is read too. Never raises: anything malformed gives a falsy carrier whose
+    ``status`` is ``rejected``, and is counted as ``carrier.rejected``.
 
     Args:
         data: Any object with the buffer protocol, such as ``bytes``, a ``memoryview`` or a NumPy
@@ -58,13 +58,7 @@ def deserialize_context(data: bytes | bytearray | memoryview | BytesLike) -> dic
         return _reject(f"not bytes-like ({error})")
     if raw.startswith(b"{"):
         return _from_json(raw)
-    if not raw:
-        return None
-    try:
-        frame = decode_frame(raw)
-    except LensError as error:
-        return _reject(str(error))
-    return dict(frame.carrier) or None if frame is not None else None
+    return _channel.arrived(raw).carrier.or_none()
 
 
 def extract_nccl_context(data: bytes | bytearray | memoryview | BytesLike) -> Context:
@@ -78,23 +72,20 @@ def extract_nccl_context(data: bytes | bytearray | memoryview | BytesLike) -> Co
     return extract_context(deserialize_context(data))
 
 
-def _from_json(raw: bytes) -> dict[str, str] | None:
+def _from_json(raw: bytes) -> Carrier | None:
     if len(raw) > _MAX_JSON_BYTES:
         return _reject(f"{len(raw)} bytes of JSON are too many")
     try:
-        carrier: Mapping[str, str] = check_carrier(json.loads(raw.rstrip(b"\0")))
+        return read_carrier(json.loads(raw.rstrip(b"\0"))).or_none()
     except (ValueError, RecursionError) as error:
         return _reject(f"not a carrier as JSON ({error})")
-    if "traceparent" in carrier and not extract_context(carrier):
-        return None  # counted there
-    return dict(carrier) or None
 
 
-def _reject(problem: str) -> dict[str, str] | None:
-    """``None``, counted."""
+def _reject(problem: str) -> Carrier:
+    """A refused carrier, counted."""
     diagnostics.record(
         "carrier.rejected",
         f"deserialize_context: {problem}",
         todo="Pass exactly what serialize_context returned on the other side.",
     )
-    return None
+    return Carrier.refused(problem, reported=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from lens_contrib.nccl.buffers import slack_of
-from lens_contrib.nccl.channels import Inlet, Outlet
-from lens_contrib.nccl.modes import Mode, check_message, choose_mode
-from lens_contrib.nccl.rooms import Room, room_for
+from lens_contrib.nccl.channels import PeerChannels
+from lens_contrib.nccl.messages import TensorMessage
+from lens_contrib.nccl.transports import Mode, transport_for
+from lens_core.carrier import Carrier
 from lens_core.errors import MissingExtraError
 
 try:
@@ -17,88 +17,65 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["CarrierWork", "Landing", "Parcel"]
+__all__ = ["CarrierWork", "RecvOp", "SendOp"]
 
 
-class Parcel:
+class SendOp:
     """A message that leaves, with the trace context of this moment.
 
     Attributes:
-        wire: The tensors to send, in order; sizes depend on tensor and mode alone.
+        message: The message; sizes on its wire depend on tensor and mode alone.
     """
 
-    __slots__ = ("_room", "wire")
+    __slots__ = ("message",)
 
-    def __init__(self, tensor: torch.Tensor, mode: Mode, outlet: Outlet) -> None:
-        if mode == "buffer":
-            room: Room = slack_of(tensor)
-            self.wire: tuple[torch.Tensor, ...] = (room.wire,)
-        else:
-            check_message(tensor)
-            packed = choose_mode(tensor, mode) == "packed"
-            room = room_for(tensor, tensor.nbytes if packed else 0)
-            if packed:
-                room.pack(tensor)
-            self.wire = (room.wire,) if packed else (_real(tensor), room.wire)
-        room.write(next(outlet.numbers))
-        self._room = room
+    def __init__(self, tensor: torch.Tensor, mode: Mode, channels: PeerChannels) -> None:
+        transport = transport_for(tensor, mode)
+        self.message = channels.over(transport).outgoing(TensorMessage(tensor))
 
-    def arrive(self) -> None:
+    def finish(self) -> None:
         """To be called once the operations are waited for."""
-        self._room.give_back()
+        if self.message.buffer is not None:
+            self.message.buffer.release()
 
     def carrier(self) -> None:
         """A message that leaves has none to read."""
 
 
-class Landing:
+class RecvOp:
     """A message that arrives.
 
     Attributes:
-        wire: The tensors to receive into, in order; sizes depend on tensor and mode alone.
+        message: The message; sizes on its wire depend on tensor and mode alone.
     """
 
-    __slots__ = ("_carrier", "_inlet", "_packed", "_room", "_tensor", "_turn", "_unread", "wire")
+    __slots__ = ("_carrier", "_channel", "_turn", "_unread", "message")
 
-    def __init__(self, tensor: torch.Tensor, mode: Mode, inlet: Inlet) -> None:
-        if mode == "buffer":
-            self._room: Room = slack_of(tensor)
-            self._packed = False
-            self.wire: tuple[torch.Tensor, ...] = (self._room.wire,)
-        else:
-            check_message(tensor)
-            self._packed = choose_mode(tensor, mode) == "packed"
-            self._room = room_for(tensor, tensor.nbytes if self._packed else 0)
-            self.wire = (self._room.wire,) if self._packed else (_real(tensor), self._room.wire)
-        # The last message's frame may still be there, and a peer that sends none would revive it.
-        self._room.clear()
-        self._tensor = tensor
-        self._inlet = inlet
-        self._turn = next(inlet.turns)
-        self._carrier: dict[str, str] | None = None
+    def __init__(self, tensor: torch.Tensor, mode: Mode, channels: PeerChannels) -> None:
+        transport = transport_for(tensor, mode)
+        self._channel = channels.over(transport)
+        self.message = transport.expected(tensor)
+        self._turn = next(channels.sequence.posted)
+        self._carrier: Carrier | None = None
         self._unread = True
 
-    def arrive(self) -> None:
+    def finish(self) -> None:
         """Unpack; to be called once the bytes are there, or on a device are ordered to be."""
-        room = self._room
-        if self._packed:
-            room.unpack(self._tensor)
-        if room.on_host:
-            self._unread = False
-            self._carrier = self._inlet.carrier(room.read(), self._turn)
-            room.give_back()
+        buffer = self.message.buffer
+        if buffer is not None and buffer.on_host:
+            self.carrier()
+            buffer.release()
+        else:
+            self.message.unpack()
 
-    def carrier(self) -> dict[str, str] | None:
+    def carrier(self) -> Carrier | None:
         """The carrier; on a device, the first time waits for the current stream."""
         if self._unread:
             self._unread = False
-            self._carrier = self._inlet.carrier(self._room.read(), self._turn)
+            channel = self._channel
+            due = channel.sequence.due(self._turn)
+            self._carrier = channel.arrived(self.message, due=due).carrier.or_none()
         return self._carrier
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as back ends move it: they know no complex numbers."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class CarrierWork:
@@ -109,11 +86,11 @@ class CarrierWork:
     ranks out of step. It keeps the tensor and the frame alive.
     """
 
-    __slots__ = ("_message", "_waited", "_works")
+    __slots__ = ("_op", "_waited", "_works")
 
-    def __init__(self, works: Sequence[dist.Work], message: Parcel | Landing) -> None:
+    def __init__(self, works: Sequence[dist.Work], op: SendOp | RecvOp) -> None:
         self._works = tuple(works)
-        self._message = message
+        self._op = op
         self._waited = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -139,7 +116,7 @@ class CarrierWork:
                 work.wait(timeout)
         if not self._waited:
             self._waited = True
-            self._message.arrive()
+            self._op.finish()
         return True
 
     def is_completed(self) -> bool:
@@ -150,9 +127,9 @@ class CarrierWork:
         return all(work.is_completed() for work in self._works)
 
     @property
-    def carrier(self) -> dict[str, str] | None:
+    def carrier(self) -> Carrier | None:
         """The sender's carrier, after :meth:`wait`; ``None`` before, for a send, or if none came.
 
         On a device the first access waits for the current stream, to read the frame.
         """
-        return self._message.carrier() if self._waited else None
+        return self._op.carrier() if self._waited else None

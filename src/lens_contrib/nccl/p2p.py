@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lens_contrib.nccl.buffers import slack_of
-from lens_contrib.nccl.channels import inlet_from, outlet_to
-from lens_contrib.nccl.modes import Mode, check_message, choose_mode
-from lens_contrib.nccl.ops import CarrierWork, Landing, Parcel
+from lens_contrib.nccl.channels import channels_from, channels_to
+from lens_contrib.nccl.ops import CarrierWork, RecvOp, SendOp
+from lens_contrib.nccl.transports import Mode, transport_for
 from lens_contrib.torch.process_groups import member_group
+from lens_core.carrier import Carrier
 from lens_core.errors import MissingExtraError, PeerRankError
 
 try:
@@ -61,20 +61,15 @@ def send(
     if member is None:
         dist.send(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
         return
-    outlet = outlet_to(member, dst, group_dst, tag, tensor)
-    if outlet.peer == outlet.rank:
-        raise PeerRankError(outlet.rank, outlet.peer, "a blocking send to itself never returns")
+    channels = channels_to(member, dst, group_dst, tag, tensor)
+    if channels.peer == channels.rank:
+        raise PeerRankError(channels.rank, channels.peer, "a blocking send to itself never returns")
+    op = SendOp(tensor, mode, channels)
     # The group's own send, here and below: what dist.send would check was checked above.
-    if mode == "buffer":
-        slack = slack_of(tensor)
-        slack.write(next(outlet.numbers))
-        member.send([slack.wire], outlet.group_peer, tag).wait()
-        return
-    parcel = Parcel(tensor, mode, outlet)
-    works = [member.send([part], outlet.group_peer, tag) for part in parcel.wire]
+    works = [member.send([part], channels.group_peer, tag) for part in op.message.wire]
     for work in works:
         work.wait()
-    parcel.arrive()
+    op.finish()
 
 
 def recv(
@@ -85,7 +80,7 @@ def recv(
     group_src: int | None = None,
     *,
     mode: Mode = "auto",
-) -> dict[str, str] | None:
+) -> Carrier | None:
     """Receive into a tensor; returns the carrier of the span that was current at the sender.
 
     On CUDA this waits for the current stream once, to read the frame; :func:`irecv` leaves that to
@@ -100,9 +95,10 @@ def recv(
         mode: How the carrier travels; the same on both sides.
 
     Returns:
-        A new carrier; ``None`` where the sender had no context, and where what arrived was no
-        intact frame or not the one that was due: those are counted (``carrier.rejected``,
-        ``carrier.out_of_turn``) and reported once. The tensor is received in any case.
+        The carrier; ``None`` where the sender had no context. Where what arrived was no intact
+        frame or not the one that was due, a falsy one whose ``status`` is ``rejected``: those are
+        counted (``carrier.rejected``, ``carrier.out_of_turn``) and reported once. The tensor is
+        received in any case.
 
     Raises:
         MessageError: If no carrier can ride on this tensor; raised before anything is received.
@@ -114,21 +110,17 @@ def recv(
     if member is None:
         dist.recv(tensor, src, group, tag)  # torch's own error, or its warning for a non-member
         return None
-    inlet = inlet_from(member, src, group_src, tag, tensor)
-    if inlet.peer == inlet.rank:
-        raise PeerRankError(inlet.rank, inlet.peer, "a blocking receive from itself never returns")
-    if mode == "buffer":
-        slack = slack_of(tensor)
-        slack.clear()
-        turn = next(inlet.turns)
-        member.recv([slack.wire], inlet.group_peer, tag).wait()
-        return inlet.carrier(slack.read(), turn)
-    landing = Landing(tensor, mode, inlet)
-    works = [member.recv([part], inlet.group_peer, tag) for part in landing.wire]
+    channels = channels_from(member, src, group_src, tag, tensor)
+    if channels.peer == channels.rank:
+        raise PeerRankError(
+            channels.rank, channels.peer, "a blocking receive from itself never returns"
+        )
+    op = RecvOp(tensor, mode, channels)
+    works = [member.recv([part], channels.group_peer, tag) for part in op.message.wire]
     for work in works:
         work.wait()
-    landing.arrive()
-    return landing.carrier()
+    op.finish()
+    return op.carrier()
 
 
 def isend(
@@ -152,10 +144,10 @@ def isend(
     if member is None:
         dist.isend(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
         return None
-    outlet = outlet_to(member, dst, group_dst, tag, tensor)
-    parcel = Parcel(tensor, mode, outlet)
-    works = [member.send([part], outlet.group_peer, tag) for part in parcel.wire]
-    return CarrierWork(works, parcel)
+    channels = channels_to(member, dst, group_dst, tag, tensor)
+    op = SendOp(tensor, mode, channels)
+    works = [member.send([part], channels.group_peer, tag) for part in op.message.wire]
+    return CarrierWork(works, op)
 
 
 def irecv(
@@ -179,10 +171,10 @@ def irecv(
     if member is None:
         dist.irecv(tensor, src, group, tag)  # torch's own error, or its warning for a non-member
         return None
-    inlet = inlet_from(member, src, group_src, tag, tensor)
-    landing = Landing(tensor, mode, inlet)
-    works = [member.recv([part], inlet.group_peer, tag) for part in landing.wire]
-    return CarrierWork(works, landing)
+    channels = channels_from(member, src, group_src, tag, tensor)
+    op = RecvOp(tensor, mode, channels)
+    works = [member.recv([part], channels.group_peer, tag) for part in op.message.wire]
+    return CarrierWork(works, op)
 
 
 def batch_isend_irecv(
@@ -208,28 +200,26 @@ def batch_isend_irecv(
         ProcessGroupError: If the group is destroyed.
         ValueError: Whatever torch raises for a malformed batch.
     """
-    for op in p2p_op_list:
+    for each in p2p_op_list:
         # All are checked before the first takes its turn: a refused batch leaves no gap.
-        if mode == "buffer":
-            slack_of(op.tensor)
-        else:
-            check_message(op.tensor)
-            choose_mode(op.tensor, mode)
-    messages: list[Parcel | Landing] = []
+        transport_for(each.tensor, mode).check(each.tensor)
+    ops: list[SendOp | RecvOp] = []
     wire_ops: list[dist.P2POp] = []
-    for op in p2p_op_list:
-        message: Parcel | Landing
-        if op.op is dist.irecv:
-            inlet = inlet_from(op.group, op.peer, None, op.tag, op.tensor)
-            message = Landing(op.tensor, mode, inlet)
+    for each in p2p_op_list:
+        op: SendOp | RecvOp
+        if each.op is dist.irecv:
+            channels = channels_from(each.group, each.peer, None, each.tag, each.tensor)
+            op = RecvOp(each.tensor, mode, channels)
         else:
-            outlet = outlet_to(op.group, op.peer, None, op.tag, op.tensor)
-            message = Parcel(op.tensor, mode, outlet)
-        messages.append(message)
-        wire_ops.extend(dist.P2POp(op.op, part, op.peer, op.group, op.tag) for part in message.wire)
+            channels = channels_to(each.group, each.peer, None, each.tag, each.tensor)
+            op = SendOp(each.tensor, mode, channels)
+        ops.append(op)
+        wire_ops.extend(
+            dist.P2POp(each.op, part, each.peer, each.group, each.tag) for part in op.message.wire
+        )
     works = dist.batch_isend_irecv(wire_ops)
     if len(works) != len(wire_ops):
         # The back end joined the operations (NCCL): what it returned is the work of each of them.
-        return [CarrierWork(works, message) for message in messages]
+        return [CarrierWork(works, op) for op in ops]
     own = iter(works)
-    return [CarrierWork([next(own) for _ in message.wire], message) for message in messages]
+    return [CarrierWork([next(own) for _ in op.message.wire], op) for op in ops]

@@ -1,21 +1,27 @@
-"""Where a carrier rides on a point-to-point message: packed, paired, or in a buffer's slack.
+"""Where a carrier rides on a point-to-point message: packed, paired, or in a buffer's own room.
 
-A receiver of a point-to-point message knows the tensor that it expects; so do these transports.
-That is how a message on which nothing was injected is told from one with a frame: by its size,
-never by its content.
+``packed``
+    One message: the tensor's bytes, then the frame. Costs a copy on both sides.
+``paired``
+    Two messages: the tensor as it is, then the frame. Costs a second operation.
+``buffer``
+    One message and no copy: the tensor was allocated by ``carrier_buffer``, with room for the
+    frame behind it.
+
+The mode follows from the tensor's size in bytes and from the call, which both sides know alike,
+and from nothing that may differ between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Mapping
+from typing import Final, Literal
 
-from lens_contrib.nccl.buffers import carrier_buffer, slack_of
-from lens_contrib.nccl.modes import check_message
-from lens_contrib.nccl.rooms import payload_bytes
-from lens_contrib.torch.tensors import frame_tensor, tensor_bytes
-from lens_core.errors import FrameError, MessageError, MissingExtraError
-from lens_core.frame import P2P_CAPACITY, decode_frame, encode_frame
+from lens_contrib.nccl.buffers import room_behind
+from lens_contrib.nccl.messages import TensorMessage, check_tensor
+from lens_contrib.torch.frame_buffers import frame_buffer
+from lens_core.carrier import Carrier
+from lens_core.errors import MessageError, MissingExtraError
 from lens_core.transport import Received
 
 try:
@@ -23,143 +29,151 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["BufferTransport", "PackedTransport", "PairedTransport"]
+__all__ = [
+    "PACK_LIMIT_BYTES",
+    "BufferTransport",
+    "Mode",
+    "PackedTransport",
+    "PairedTransport",
+    "TensorTransport",
+    "transport_for",
+]
+
+#: How a carrier travels; ``"auto"`` is ``"packed"`` up to :data:`PACK_LIMIT_BYTES`, else
+#: ``"paired"``.
+Mode = Literal["auto", "packed", "paired", "buffer"]
+
+#: Largest tensor, in bytes, that ``"auto"`` packs. Up to here a copy on both sides is cheaper than
+#: a second message (``benchmarks/bench_p2p.py`` prints both on each side of the limit).
+PACK_LIMIT_BYTES: Final = 256 * 1024
 
 
-_M = TypeVar("_M")
+class TensorTransport:
+    """What the three ways have in common: a message is a tensor with room for a frame.
 
-
-class PackedTransport:
-    """One message: the tensor's bytes, then the frame.
-
-    Args:
-        like: A tensor of the shape and dtype that the receiver expects; not kept.
+    Attributes:
+        name: Name of the transport.
     """
 
-    name: Final = "nccl.packed"
+    name: str
 
-    def __init__(self, like: torch.Tensor) -> None:
-        check_message(like)
-        self._shape, self._dtype, self._size = like.shape, like.dtype, like.nbytes
+    def room(self, tensor: torch.Tensor) -> TensorMessage:
+        """A message with its room, of which the frame's part may hold anything.
 
-    def inject(self, message: torch.Tensor, carrier: Mapping[str, str]) -> torch.Tensor:
-        """``uint8`` of the message's size and 256 more, on the message's device.
+        Raises:
+            MessageError: If no carrier can ride on this tensor.
+        """
+        raise NotImplementedError
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Refuse a tensor on which no carrier can ride.
+
+        Raises:
+            MessageError: If it is one; says what to send instead.
+        """
+        check_tensor(tensor)
+
+    def expected(self, tensor: torch.Tensor) -> TensorMessage:
+        """A message to receive into, that holds no frame yet.
+
+        Raises:
+            MessageError: If no carrier can ride on this tensor.
+        """
+        message = self.room(tensor)
+        if message.buffer is not None:
+            # The last message's frame may be there, and a peer that sends none would revive it.
+            message.buffer.clear()
+        return message
+
+    def inject(self, message: TensorMessage, carrier: Mapping[str, str]) -> TensorMessage:
+        """The message with its wire, of one size with any carrier.
 
         Raises:
             CarrierError: If the carrier is not a mapping of strings to strings.
             FrameError: If its ``traceparent`` is not one of version 00.
-            MessageError: If the message is not of the expected shape and dtype, or not dense.
+            MessageError: If no carrier can ride on this tensor.
         """
-        if not self._expected(message):
-            raise MessageError(
-                f"expected {self._dtype} of shape {tuple(self._shape)}, got {message.dtype} of "
-                f"shape {tuple(message.shape)}; both sides must name the same tensor"
-            )
-        check_message(message)
-        frame = frame_tensor(encode_frame(carrier, capacity=P2P_CAPACITY), message.device)
-        return torch.cat((payload_bytes(message), frame))
+        sent = self.room(message.tensor)
+        if sent.buffer is not None:
+            if sent.packed:
+                sent.buffer.pack(message.tensor)
+            sent.buffer.put(carrier)
+        return sent
 
-    def extract(self, message: torch.Tensor) -> Received[torch.Tensor]:
-        """The tensor, viewing the message's memory, and the carrier.
+    def extract(self, message: TensorMessage) -> Received[TensorMessage]:
+        """The message with what arrived in its tensor, and the carrier.
 
-        Raises:
-            MessageError: If the message has neither the expected tensor's size nor that and a
-                frame's.
+        On a device this waits for the current stream, to read the frame.
         """
-        if self._expected(message):
-            return Received(message)
-        if message.dtype != torch.uint8 or message.shape != (self._size + P2P_CAPACITY,):
-            raise MessageError(
-                f"expected uint8 of {self._size + P2P_CAPACITY} bytes, got {message.dtype} of "
-                f"shape {tuple(message.shape)}; both sides must use the same mode"
-            )
-        payload = message[: self._size].view(self._dtype).view(self._shape)
-        return _received(payload, tensor_bytes(message[self._size :]))
-
-    def _expected(self, message: torch.Tensor) -> bool:
-        return message.dtype == self._dtype and message.shape == self._shape
+        buffer = message.buffer
+        if buffer is None:
+            return Received(message, Carrier())
+        if message.packed:
+            message.unpack()
+        return Received(message, buffer.carrier())
 
 
-class PairedTransport:
-    """One more message: the tensors as they are, then one tensor that holds the frame.
+class PackedTransport(TensorTransport):
+    """One message: the tensor's bytes, then the frame."""
 
-    Args:
-        count: How many tensors the receiver expects.
+    name = "nccl.packed"
+
+    def room(self, tensor: torch.Tensor) -> TensorMessage:
+        """A message whose wire is one ``uint8`` of the tensor's size and 256 more."""
+        self.check(tensor)
+        buffer = frame_buffer(tensor.device, tensor.nbytes)
+        return TensorMessage(tensor, (buffer.wire,), buffer, packed=True)
+
+
+class PairedTransport(TensorTransport):
+    """Two messages: the tensor as it is, then a ``uint8[256]`` that holds the frame."""
+
+    name = "nccl.paired"
+
+    def room(self, tensor: torch.Tensor) -> TensorMessage:
+        """A message whose wire is the tensor and a frame on its device."""
+        self.check(tensor)
+        buffer = frame_buffer(tensor.device)
+        # Back ends know no complex numbers.
+        plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        return TensorMessage(tensor, (plain, buffer.wire), buffer)
+
+
+class BufferTransport(TensorTransport):
+    """One message and no copy: the frame is in the room behind a ``carrier_buffer`` tensor."""
+
+    name = "nccl.buffer"
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Refuse a tensor that is not one of ``carrier_buffer``."""
+        room_behind(tensor)
+
+    def room(self, tensor: torch.Tensor) -> TensorMessage:
+        """A message whose wire is the tensor's own memory with the room behind it."""
+        buffer = room_behind(tensor)
+        return TensorMessage(tensor, (buffer.wire,), buffer)
+
+
+_packed: Final = PackedTransport()
+_paired: Final = PairedTransport()
+_by_mode: Final[Mapping[str, TensorTransport]] = {
+    "packed": _packed,
+    "paired": _paired,
+    "buffer": BufferTransport(),
+}
+
+
+def transport_for(tensor: torch.Tensor, mode: Mode) -> TensorTransport:
+    """The transport of a mode, for this tensor.
+
+    Raises:
+        MessageError: If there is no such mode.
     """
-
-    name: Final = "nccl.paired"
-
-    def __init__(self, count: int = 1) -> None:
-        self._count = count
-
-    def inject(
-        self, message: Sequence[torch.Tensor], carrier: Mapping[str, str]
-    ) -> list[torch.Tensor]:
-        """The same tensors and a ``uint8[256]``, on the device of the last one.
-
-        Raises:
-            CarrierError: If the carrier is not a mapping of strings to strings.
-            FrameError: If its ``traceparent`` is not one of version 00.
-            MessageError: If there are more or fewer tensors than expected, or one is not dense.
-        """
-        if len(message) != self._count or not message:
-            raise MessageError(f"expected {self._count} tensors, got {len(message)}")
-        for tensor in message:
-            check_message(tensor)
-        frame = encode_frame(carrier, capacity=P2P_CAPACITY)
-        return [*message, frame_tensor(frame, message[-1].device)]
-
-    def extract(self, message: Sequence[torch.Tensor]) -> Received[Sequence[torch.Tensor]]:
-        """The tensors, and the carrier.
-
-        Raises:
-            MessageError: If there are neither the expected number of tensors nor one more.
-        """
-        if len(message) == self._count:
-            return Received(message)
-        if len(message) != self._count + 1:
-            raise MessageError(f"expected {self._count + 1} tensors, got {len(message)}")
-        *tensors, frame = message
-        return _received(tensors, tensor_bytes(frame))
-
-
-class BufferTransport:
-    """No copy on the wire's path: the frame is in the slack of a :func:`carrier_buffer` tensor."""
-
-    name: Final = "nccl.buffer"
-
-    def inject(self, message: torch.Tensor, carrier: Mapping[str, str]) -> torch.Tensor:
-        """A new buffer with the message's content and the frame.
-
-        A transport changes no message, so this one copies; ``send(mode="buffer")`` writes the frame
-        into the slack of the user's own buffer, which is no part of the message.
-
-        Raises:
-            CarrierError: If the carrier is not a mapping of strings to strings.
-            FrameError: If its ``traceparent`` is not one of version 00.
-            MessageError: If the message is not a tensor of :func:`carrier_buffer`.
-        """
-        slack_of(message)
-        frame = encode_frame(carrier, capacity=P2P_CAPACITY)
-        copy = carrier_buffer(message.shape, message.dtype, message.device)
-        copy.data.copy_(message.data)
-        slack_of(copy).frame.copy_(frame_tensor(frame, message.device))
-        return copy
-
-    def extract(self, message: torch.Tensor) -> Received[torch.Tensor]:
-        """The message itself, and the carrier from its slack.
-
-        Raises:
-            MessageError: If the message is not a tensor of :func:`carrier_buffer`.
-        """
-        return _received(message, tensor_bytes(slack_of(message).frame))
-
-
-def _received(message: _M, frame_bytes: bytes) -> Received[_M]:
+    if mode == "auto":
+        # A sparse tensor has no nbytes; it is refused where its room is made, with what to do.
+        sparse = tensor.layout is not torch.strided
+        return _packed if sparse or tensor.nbytes <= PACK_LIMIT_BYTES else _paired
     try:
-        frame = decode_frame(frame_bytes)
-    except FrameError as error:
-        return Received(message, rejected=error.problem)
-    if frame is None:
-        return Received(message)
-    return Received(message, frame.carrier, truncated=frame.truncated)
+        return _by_mode[mode]
+    except KeyError:
+        raise MessageError(f"mode={mode!r} is not one of auto, packed, paired, buffer") from None

@@ -22,7 +22,8 @@ from lens_contrib.ray.process_local import CallSpec, ProcessLocal, tracer_of
 from lens_contrib.ray.transports import RayTransport
 from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.worker import provider_is_set, this_process
-from lens_core.channel import CarrierStatus, Relation
+from lens_core.carrier import CarrierStatus
+from lens_core.channel import Relation
 from lens_core.current_context import attach_context, get_current_context
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics

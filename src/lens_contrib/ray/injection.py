@@ -13,11 +13,12 @@ from lens_contrib.ray.process_local import CallSpec, ProcessLocal, tracer_of
 from lens_contrib.ray.transports import CARRIER_ARGUMENT, RayTransport
 from lens_contrib.ray.w3c import Headers
 from lens_contrib.ray.waiting import producers
-from lens_core.carrier import extract_context, get_global_textmap
-from lens_core.channel import current_carrier
+from lens_core.carrier import Carrier
 from lens_core.current_context import get_current_context
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import CarrierError
+from lens_core.global_textmap import get_global_textmap
+from lens_core.propagation import current_carrier, extract_context
 from lens_core.semconv import MESSAGING_OPERATION_TYPE, RPC_SYSTEM_NAME
 
 __all__ = ["Injector", "extract_ray_context", "inject_ray_context", "ray_dispatch_with_context"]
@@ -139,7 +140,7 @@ class Injector(ProcessLocal):
         return submit
 
 
-def inject_ray_context(context: Context | None = None) -> dict[str, str]:
+def inject_ray_context(context: Context | None = None) -> Carrier:
     """The current context as a carrier, to pass as ``_otel_carrier``; empty where there is none.
 
     Args:

@@ -20,8 +20,8 @@ from ray.remote_function import RemoteFunction
 from lens_contrib.ray.acceptance import accepts_carrier
 from lens_contrib.ray.decorator import traced
 from lens_contrib.ray.transports import CARRIER_ARGUMENT
-from lens_core.channel import current_carrier
 from lens_core.diagnostics import diagnostics
+from lens_core.propagation import current_carrier
 
 __all__ = ["RayInstrumentor"]
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lens_core.carrier import MAX_CARRIER_BYTES, check_carrier, fit_carrier
+from lens_core.carrier import Carrier
+from lens_core.carrier_size import MAX_CARRIER_BYTES, check_carrier, fit_carrier
 from lens_core.errors import CarrierError, MessageError
 from lens_core.transport import Received
 
@@ -73,8 +74,9 @@ class RayTransport:
         try:
             headers = dict(check_carrier(carrier))
         except CarrierError as error:
-            return Received(arguments, rejected=error.problem)
-        return Received(arguments, headers, truncated=headers.pop(DROPPED_HEADER, None) is not None)
+            return Received(arguments, Carrier.refused(error.problem))
+        truncated = headers.pop(DROPPED_HEADER, None) is not None
+        return Received(arguments, Carrier(headers, truncated=truncated))
 
 
 def _arguments(message: object) -> dict[str, object]:

@@ -22,9 +22,9 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lens_contrib.ray.transports import CARRIER_ARGUMENT, RayTransport
-from lens_core.carrier import extract_context, get_global_textmap
-from lens_core.channel import current_carrier
 from lens_core.current_context import get_current_context
+from lens_core.global_textmap import get_global_textmap
+from lens_core.propagation import current_carrier, extract_context
 
 __all__ = ["Headers"]
 

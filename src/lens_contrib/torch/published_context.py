@@ -17,11 +17,13 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from lens_contrib.torch.agreement import wait_for_key
-from lens_contrib.torch.frames import arrived_frame, outgoing_frame
 from lens_contrib.torch.store import KeyStore, bounded, group_store
+from lens_core.carrier import Carrier
+from lens_core.channel import Channel
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import MissingExtraError
 from lens_core.frame import BROADCAST_CAPACITY
+from lens_core.frame_transport import FrameTransport
 
 try:
     import torch.distributed as dist
@@ -52,7 +54,8 @@ class StoreContext:
     def __init__(self, store: KeyStore, *, name: str = "default", world_size: int = 1) -> None:
         self._store = bounded(store, timeout_s=_OPERATION_S)
         self._key = f"lens/context/{name}"
-        self._published = 0
+        # Messages are not counted: what is read is the latest, however many there were before.
+        self._channel = Channel(FrameTransport(BROADCAST_CAPACITY), where=lambda: self._key)
         self.enabled = world_size <= MAX_READERS
         if not self.enabled:
             diagnostics.record(
@@ -65,16 +68,16 @@ class StoreContext:
         """Set the current context as the latest; returns whether that worked. Never raises."""
         if not self.enabled:
             return False
-        self._published += 1
-        frame = outgoing_frame(capacity=BROADCAST_CAPACITY, sequence=self._published)
         try:
-            self._store.set(self._key, frame.hex())  # a store's values are text
+            self._store.set(
+                self._key, self._channel.outgoing(b"").hex()
+            )  # a store's values are text
         except RuntimeError as error:  # StoreError, DistError and its kin
             self._disable("publish", error)
             return False
         return True
 
-    def latest(self, timeout_s: float = 0.0) -> dict[str, str] | None:
+    def latest(self, timeout_s: float = 0.0) -> Carrier | None:
         """The carrier that was published last, or ``None``. Never raises.
 
         Args:
@@ -92,8 +95,7 @@ class StoreContext:
         except (RuntimeError, ValueError) as error:
             self._disable("read", error)
             return None
-        frame = arrived_frame(data, lambda: self._key)
-        return dict(frame.carrier) or None if frame is not None else None
+        return self._channel.arrived(data).carrier.or_none()
 
     def _read(self, store: KeyStore) -> bytes | None:
         return store.get(self._key) if store.check([self._key]) else None
@@ -139,7 +141,7 @@ def publish_trace_context(*, name: str = "default") -> bool:
     return channel is not None and channel.publish()
 
 
-def latest_trace_context(*, name: str = "default", timeout_s: float = 0.0) -> dict[str, str] | None:
+def latest_trace_context(*, name: str = "default", timeout_s: float = 0.0) -> Carrier | None:
     """The carrier that was published last under this name. Not a collective.
 
     ``None`` where nobody has published by the deadline, there is no process group, or the channel

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from lens_core.carrier import Carrier
+
 __all__ = ["broadcast_trace_context"]
 
 
@@ -17,6 +19,6 @@ def broadcast_trace_context(
     group: ProcessGroup | None = None,
     group_src: int | None = None,
     step: int | None = None,
-) -> dict[str, str] | None:
+) -> Carrier | None:
     """``None``: without torch there are no ranks to share a context with."""
     return None

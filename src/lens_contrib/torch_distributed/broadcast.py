@@ -7,18 +7,19 @@ from typing import Final
 
 from opentelemetry import trace
 
-from lens_contrib.torch.frames import MAX_SEQUENCE, Turns, outgoing_frame
+from lens_contrib.torch.frame_buffers import on_device
 from lens_contrib.torch.process_groups import (
     current_device,
     group_facts,
     member_group,
     require_alive,
 )
-from lens_contrib.torch.tensors import frame_tensor, host_buffer, tensor_bytes
+from lens_contrib.torch_distributed.transports import BroadcastTransport
+from lens_core.carrier import Carrier
+from lens_core.channel import Channel
 from lens_core.diagnostics import diagnostics
 from lens_core.errors import MissingExtraError, ProcessGroupError, SourceRankError
-from lens_core.frame import BROADCAST_CAPACITY
-from lens_core.span_frame import read_span_frame, write_span_frame
+from lens_core.frame import MAX_SEQUENCE
 
 try:
     import torch
@@ -29,7 +30,10 @@ except ImportError as error:
 __all__ = ["broadcast_trace_context"]
 
 _HAS_DISTRIBUTED: Final = dist.is_available()
-_ZEROS: Final = bytes(BROADCAST_CAPACITY)
+_CPU: Final = torch.device("cpu")
+_transport: Final = BroadcastTransport()
+#: What a frame is put into: the source's is on the host, which never waits for the device.
+_HOST: Final = _transport.empty()
 
 
 def broadcast_trace_context(
@@ -39,7 +43,7 @@ def broadcast_trace_context(
     group: dist.ProcessGroup | None = None,
     group_src: int | None = None,
     step: int | None = None,
-) -> dict[str, str] | None:
+) -> Carrier | None:
     """The source's trace context as a carrier, on every rank of the group.
 
     *Collective.* Every rank of the group must call it, the same number of times, with the same
@@ -71,10 +75,10 @@ def broadcast_trace_context(
             one.
 
     Returns:
-        A new carrier; ``None`` on every rank where the source had no span, and on a rank that has
-        no torch or no process group, or is not in ``group``. Also ``None`` on a rank where what
-        arrived was no intact frame, or not the one that was due: both are counted
-        (``carrier.rejected``, ``carrier.out_of_turn``) and reported once.
+        A carrier; ``None`` on every rank where the source had no span, and on a rank that has no
+        torch or no process group, or is not in ``group``. A falsy one whose ``status`` is
+        ``rejected`` on a rank where what arrived was no intact frame, or not the one that was due:
+        both are counted (``carrier.rejected``, ``carrier.out_of_turn``) and reported once.
 
     Raises:
         SourceRankError: If the source is not in the group. Raised before any message is sent, on
@@ -89,53 +93,50 @@ def broadcast_trace_context(
     member = dist.group.WORLD if group is None else member_group(group)
     if member is None:
         return None
-    channel = _by_group.get(id(member))
-    if channel is None or channel.group() is not member:
-        channel = _by_group[id(member)] = _Channel(member)
+    known = _by_group.get(id(member))
+    if known is None or known.group() is not member:
+        known = _by_group[id(member)] = _GroupBroadcasts(member)
     elif group is not None:
-        require_alive(member, channel.rank)
-    if rank is not None and rank != channel.rank:
-        channel.require_own_rank(rank)
-    if group_src is None and src_rank in channel.group_ranks:
-        source = channel.group_ranks[src_rank]
+        require_alive(member, known.rank)
+    if rank is not None and rank != known.rank:
+        known.require_own_rank(rank)
+    if group_src is None and src_rank in known.group_ranks:
+        source = known.group_ranks[src_rank]
     else:
-        source = channel.checked_source(src_rank, group_src)
-    number = (channel.calls + channel.turns.ahead if step is None else step) & MAX_SEQUENCE
-    channel.source = source
-    # What follows is one body on purpose, and the group's own broadcast in place of
-    # dist.broadcast: with cold caches, every function that is entered here costs about 1 % of the
-    # broadcast itself (benchmarks/bench_broadcast.py).
-    if not channel.on_host:
-        carrier = channel.broadcast_on_device(member, number, step is None)
-    elif source == channel.group_rank:
-        if not write_span_frame(channel.view, number):
-            channel.view[:] = outgoing_frame(BROADCAST_CAPACITY, number, True)
-        work = member.broadcast([channel.buffer], channel.options[source])
+        source = known.checked_source(src_rank, group_src)
+    channel = known.channel
+    number = channel.sequence.due(known.calls) if step is None else step & MAX_SEQUENCE
+    known.source = source
+    # The group's own broadcast in place of dist.broadcast: with cold caches, every function that is
+    # entered here costs about 1 % of the broadcast itself (benchmarks/bench_broadcast.py).
+    if source == known.group_rank:
+        buffer = channel.outgoing(_HOST, sequence=number)
+        wire = buffer.wire if known.on_host else on_device(buffer.wire, known.device())
+        work = member.broadcast([wire], known.options[source])
         # Read while it is on its way: what the others get, less what did not fit.
-        carrier = read_span_frame(channel.view, number)
-        if carrier is None:
-            carrier = channel.own(channel.view, number)
+        carrier = channel.arrived(buffer, due=number).carrier
+        if not carrier:
+            _report_nothing_sent(known.rank)
         work.wait()
     else:
-        # A shorter message of somebody else would leave the end of the last frame in place.
-        channel.view[:] = _ZEROS
-        member.broadcast([channel.buffer], channel.options[source]).wait()
-        carrier = read_span_frame(channel.view, number)
-        if carrier is None:
-            carrier = channel.turns.read(channel.view, number, step is None)
+        # Empty: a shorter message of somebody else would leave the end of the last frame in place.
+        buffer = _transport.empty(_CPU if known.on_host else known.device())
+        member.broadcast([buffer.wire], known.options[source]).wait()
+        carrier = channel.arrived(buffer, due=number, follow=step is None).carrier
+    buffer.release()
     # Counted once the collective has returned, on every rank alike.
-    channel.calls += 1
-    return carrier
+    known.calls += 1
+    return carrier.or_none()
 
 
-class _Channel:
-    """One group's broadcasts: the buffer, and how many there were."""
+class _GroupBroadcasts:
+    """One group's broadcasts: their channel, and how many there were."""
 
     __slots__ = (
         "_device_type",
         "_members",
-        "buffer",
         "calls",
+        "channel",
         "group",
         "group_rank",
         "group_ranks",
@@ -143,8 +144,6 @@ class _Channel:
         "options",
         "rank",
         "source",
-        "turns",
-        "view",
     )
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -155,14 +154,17 @@ class _Channel:
         self._members = facts.members
         self._device_type = facts.frame_device_type()
         self.on_host = self._device_type == "cpu"
-        self.buffer, self.view = host_buffer(BROADCAST_CAPACITY)
+        self.channel = Channel(_transport, where=self._where, needs_span=True)
         self.options = _Options()
         self.calls = 0
         #: Rank within the group, of the call that is being made.
         self.source = 0
-        self.turns = Turns(self._where)
         key = id(group)
         self.group = weakref.ref(group, lambda _: _by_group.pop(key, None))
+
+    def device(self) -> torch.device:
+        """Where the frame must be."""
+        return current_device(self._device_type)
 
     def checked_source(self, src_rank: int, group_src: int | None) -> int:
         """The source's rank within the group."""
@@ -189,27 +191,6 @@ class _Channel:
                 self.rank, f"was called with rank={rank}; pass this process's own rank"
             )
 
-    def own(self, raw: bytes | memoryview, number: int) -> dict[str, str] | None:
-        """The source's own carrier, from the frame that it sent."""
-        carrier = self.turns.read(raw, number)
-        if carrier is None:
-            _report_nothing_sent(self.rank)
-        return carrier
-
-    def broadcast_on_device(
-        self, group: dist.ProcessGroup, number: int, follow: bool
-    ) -> dict[str, str] | None:
-        """Send or receive one frame on a group that moves no host tensors."""
-        device = current_device(self._device_type)
-        options = self.options[self.source]
-        if self.source == self.group_rank:
-            raw = outgoing_frame(BROADCAST_CAPACITY, number, True)
-            group.broadcast([frame_tensor(raw, device)], options).wait()
-            return self.own(raw, number)
-        buffer = torch.zeros(BROADCAST_CAPACITY, dtype=torch.uint8, device=device)
-        group.broadcast([buffer], options).wait()
-        return self.turns.read(tensor_bytes(buffer), number, follow)
-
     def _where(self) -> str:
         return f"broadcast from rank {self._members[self.source]} to rank {self.rank}"
 
@@ -225,7 +206,7 @@ class _Options(dict[int, "dist.BroadcastOptions"]):
 
 
 #: By ``id`` of the group, which is faster than a ``WeakKeyDictionary``; gone with the group.
-_by_group: Final[dict[int, _Channel]] = {}
+_by_group: Final[dict[int, _GroupBroadcasts]] = {}
 
 
 def _report_nothing_sent(rank: int) -> None:

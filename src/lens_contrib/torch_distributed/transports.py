@@ -1,13 +1,12 @@
-"""Where a carrier rides in a collective: the message is the frame itself."""
+"""Where a carrier rides where no message of the user's goes along: in a frame of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
-from lens_contrib.torch.tensors import frame_tensor, tensor_bytes
-from lens_core.errors import FrameError, MessageError, MissingExtraError
-from lens_core.frame import BROADCAST_CAPACITY, decode_frame, encode_frame
+from lens_contrib.torch.frame_buffers import FrameBuffer, frame_buffer
+from lens_core.errors import MessageError, MissingExtraError
+from lens_core.frame import BROADCAST_CAPACITY
 from lens_core.transport import Received
 
 try:
@@ -26,45 +25,42 @@ class BroadcastTransport:
         capacity: Size of the buffer in bytes.
     """
 
-    name: Final = "torch.broadcast"
+    name = "torch.broadcast"
 
     def __init__(self, capacity: int = BROADCAST_CAPACITY) -> None:
         self.capacity = capacity
 
-    def empty(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """A message with nothing on it: zeros, ``uint8[capacity]``."""
-        return torch.zeros(self.capacity, dtype=torch.uint8, device=device)
+    def empty(self, device: torch.device | None = None) -> FrameBuffer:
+        """A message with nothing on it, to receive into: zeros, ``uint8[capacity]``."""
+        buffer = frame_buffer(device or torch.device("cpu"), capacity=self.capacity)
+        buffer.clear()
+        return buffer
 
-    def inject(self, message: torch.Tensor, carrier: Mapping[str, str]) -> torch.Tensor:
-        """A new buffer, on the message's device, that holds the carrier.
+    def inject(self, message: FrameBuffer, carrier: Mapping[str, str]) -> FrameBuffer:
+        """A buffer of its own, on the message's device, that holds the carrier.
 
         Raises:
             CarrierError: If the carrier is not a mapping of strings to strings.
             FrameError: If its ``traceparent`` is not one of version 00.
-            MessageError: If the message is not a ``uint8`` tensor of the capacity.
+            MessageError: If the message is not a buffer of the capacity.
         """
         self._check(message)
-        frame = encode_frame(carrier, capacity=self.capacity)
-        return frame_tensor(frame, message.device)
+        buffer = frame_buffer(message.wire.device, capacity=self.capacity)
+        buffer.put(carrier)
+        return buffer
 
-    def extract(self, message: torch.Tensor) -> Received[torch.Tensor]:
-        """The carrier, and an empty buffer; a buffer that holds no frame comes back as it is.
+    def extract(self, message: FrameBuffer) -> Received[FrameBuffer]:
+        """The buffer, and the carrier that it holds.
 
         Raises:
-            MessageError: If the message is not a ``uint8`` tensor of the capacity.
+            MessageError: If the message is not a buffer of the capacity.
         """
         self._check(message)
-        try:
-            frame = decode_frame(tensor_bytes(message))
-        except FrameError as error:
-            return Received(torch.zeros_like(message), rejected=error.problem)
-        if frame is None:
-            return Received(message)
-        return Received(torch.zeros_like(message), frame.carrier, truncated=frame.truncated)
+        return Received(message, message.carrier())
 
-    def _check(self, message: torch.Tensor) -> None:
-        if message.dtype != torch.uint8 or message.shape != (self.capacity,):
+    def _check(self, message: FrameBuffer) -> None:
+        if type(message) is not FrameBuffer or message.capacity != self.capacity:
             raise MessageError(
-                f"the message of a collective is a uint8 tensor of {self.capacity} bytes, not "
-                f"{message.dtype} of shape {tuple(message.shape)}; use BroadcastTransport.empty()"
+                f"the message of a collective is a buffer of {self.capacity} bytes, not {message}; "
+                "use BroadcastTransport.empty()"
             )

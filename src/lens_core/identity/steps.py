@@ -20,12 +20,14 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanContext, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.channel import Relation, current_carrier
+from lens_core.carrier import Carrier
+from lens_core.channel import Relation
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.identity.current import Identity, current_identity
 from lens_core.identity.owned import is_sampled, start_owned_span
 from lens_core.identity.scope import StepScope, current_step, open_steps
+from lens_core.propagation import current_carrier
 from lens_core.semconv import DL_ITERATION, LENS_IDENTITY
 from lens_core.spans.managed import span_tracer
 from lens_core.spans.status import end_span, record_error
@@ -195,7 +197,7 @@ def step_carrier(
     kind: str = "step",
     tracer: Tracer | None = None,
     identity: Identity | None = None,
-) -> dict[str, str]:
+) -> Carrier:
     """A carrier of the owner's span of a step, the same on every rank; no communication.
 
     For code that wants a carrier, such as ``set_pp_trace_carrier(step_carrier(step))``. Call it
@@ -209,7 +211,7 @@ def step_carrier(
     step = operator.index(step)
     who = current_identity() if identity is None else identity
     if not who.includes(who.owner_rank):
-        return {}
+        return Carrier()
     scope = current_step()
     if scope is None or (scope.identity, scope.kind, scope.step) != (who, kind, step):
         scope = StepScope(who, kind, step, who.occurrence(kind, step))
@@ -218,7 +220,7 @@ def step_carrier(
             scope.sampled = is_sampled(used, scope.trace_id, kind)
         except Exception as error:  # noqa: BLE001 - a foreign sampler may raise anything
             diagnostics.record("span.failed", describe(error))
-            return {}
+            return Carrier()
     span = trace.NonRecordingSpan(scope.owner_context())
     return current_carrier(trace.set_span_in_context(span, otel_context.Context()))
 

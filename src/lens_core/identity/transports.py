@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from lens_core.carrier import carrier_size
+from lens_core.carrier import Carrier
+from lens_core.carrier_size import carrier_size
 from lens_core.diagnostics import diagnostics
 from lens_core.identity.derive import HopId
 from lens_core.identity.scope import StepScope
@@ -73,7 +74,7 @@ class DerivedTransport(Generic[P]):
         rank = source if self._source_rank is None else self._source_rank.get(source, -1)
         if not self._scope.identity.includes(rank):
             return Received(message)
-        return Received(message, {"traceparent": self._traceparent(message.hop)})
+        return Received(message, Carrier({"traceparent": self._traceparent(message.hop)}))
 
     def _traceparent(self, hop: HopId) -> str:
         context = self._scope.hop_context(hop)

@@ -8,7 +8,7 @@ In process: :func:`check` and :func:`check_all`. Over a real hop: :func:`plan`, 
 from lens_core.testing.cases import Hop, TransportCase
 from lens_core.testing.damage import damage_bytes
 from lens_core.testing.hop_laws import HOP_LAWS, check_records, plan
-from lens_core.testing.hops import HopRecord, Parcel, Receiver, Sender, Sent, arrival, span_key
+from lens_core.testing.hops import HopMessage, HopRecord, Receiver, Sender, Sent, arrival, span_key
 from lens_core.testing.laws import LAWS, check, check_all
 from lens_core.testing.process_hop import process_hop
 
@@ -17,7 +17,7 @@ __all__ = [
     "LAWS",
     "Hop",
     "HopRecord",
-    "Parcel",
+    "HopMessage",
     "Receiver",
     "Sender",
     "Sent",

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from lens_core.channel import Relation
-from lens_core.testing.hops import HopRecord, Parcel
+from lens_core.testing.hops import HopMessage, HopRecord
 from lens_core.transport import Transport
 
 __all__ = ["Hop", "TransportCase"]
 
 M = TypeVar("M")
 
-#: Sends every parcel, in order, over a real hop; gives one record an arrival.
-Hop = Callable[[Sequence[Parcel]], Sequence[HopRecord]]
+#: Sends every message, in order, over a real hop; gives one record an arrival.
+Hop = Callable[[Sequence[HopMessage]], Sequence[HopRecord]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class TransportCase(Generic[M]):
             its own that could be damaged.
         carrier_bytes: Most bytes of carrier that surely fit; what is larger loses baggage first.
         calls_when_off: Stated cost without a context: the most Python and C calls that
-            :func:`~lens_core.channel.outbound` and :func:`~lens_core.channel.receive` make
+            :meth:`Channel.outgoing` and :meth:`Channel.arrived` (:mod:`lens_core.channel`) make
             together. Time is measured in ``benchmarks/``; a count of calls cannot be noisy.
         gaps: Headers that this transport never carries, such as ``baggage`` where ids are derived.
         derived: For a transport that sends nothing, because both ends derive the carrier: the one

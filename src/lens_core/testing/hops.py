@@ -1,7 +1,7 @@
 """What the two ends of a real hop do and see, as data that crosses process boundaries.
 
-A hop is a function ``(parcels) -> records`` that the transport's tests supply: it starts real
-processes, sends every :class:`Parcel` with the verbs that users call, and reports a
+A hop is a function ``(messages) -> records`` that the transport's tests supply: it starts real
+processes, sends every :class:`HopMessage` with the verbs that users call, and reports a
 :class:`HopRecord` for every arrival. :class:`Sender` and :class:`Receiver` are the parts of it that
 are the same for every transport; both need ``opentelemetry-sdk`` in their process.
 """
@@ -16,9 +16,9 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext
 
-from lens_core.carrier import extract_context, inject_context
 from lens_core.errors import MissingExtraError
 from lens_core.links import linked_span
+from lens_core.propagation import extract_context, inject_context
 
 try:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -26,11 +26,11 @@ try:
 except ImportError as error:  # pragma: no cover - only without the extra
     raise MissingExtraError("opentelemetry-sdk", "sdk") from error
 
-__all__ = ["HopRecord", "Parcel", "Receiver", "Sender", "Sent", "arrival", "span_key"]
+__all__ = ["HopRecord", "HopMessage", "Receiver", "Sender", "Sent", "arrival", "span_key"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class HopMessage:
     """One message to send.
 
     Attributes:
@@ -47,7 +47,7 @@ class Parcel:
 
 @dataclass(slots=True)
 class Sent:
-    """What the sending process saw of one parcel."""
+    """What the sending process saw of one message."""
 
     index: int
     carrier: dict[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class HopRecord:
     """What both ends saw of one arrival.
 
     Attributes:
-        index: Which parcel.
+        index: Which message.
         sent: Headers of the sender's context at the moment of sending.
         received: Headers that came out at the receiver.
         message_intact: The received message is the sent one.
@@ -94,19 +94,19 @@ def span_key(carrier: Mapping[str, str] | SpanContext | None) -> str:
 
 
 class Sender:
-    """The sending end: puts each parcel's context in force, under a real span."""
+    """The sending end: puts each message's context in force, under a real span."""
 
     def __init__(self) -> None:
         self._tracer = TracerProvider(shutdown_on_exit=False).get_tracer("lens_core.testing")
 
     @contextmanager
-    def sending(self, parcel: Parcel) -> Iterator[Sent]:
-        """A block in which the parcel is sent; fill in ``message_intact`` in it."""
+    def sending(self, hop_message: HopMessage) -> Iterator[Sent]:
+        """A block in which the message is sent; fill in ``message_intact`` in it."""
         before = otel_context.get_current()
-        sent = Sent(parcel.index)
-        token = otel_context.attach(extract_context(parcel.carrier))
+        sent = Sent(hop_message.index)
+        token = otel_context.attach(extract_context(hop_message.carrier))
         try:
-            if parcel.carrier:
+            if hop_message.carrier:
                 with self._tracer.start_as_current_span("send"):
                     inside = otel_context.get_current()
                     inject_context(sent.carrier)

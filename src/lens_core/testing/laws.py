@@ -19,10 +19,11 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from lens_core.carrier import extract_context
-from lens_core.channel import CarrierStatus, Inbound, Relation, inbound, outbound, receive
+from lens_core.carrier import CarrierStatus
+from lens_core.channel import Channel, Inbound, Relation, inbound, outbound
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConformanceError
+from lens_core.propagation import extract_context
 from lens_core.testing.carriers import EMPTY, FULL, NON_ASCII, carrier_for, largest, oversized
 from lens_core.testing.cases import TransportCase
 from lens_core.testing.hops import span_key
@@ -70,10 +71,10 @@ def check_round_trip(case: TransportCase[M]) -> None:
             f"the {kind} carrier {case.carried(carrier)} came back as {dict(received.carrier)}",
         )
         _require(
-            received.rejected is None and not received.truncated,
+            received.carrier.problem is None and not received.carrier.truncated,
             case,
             "round trip",
-            f"the {kind} carrier was marked as {received.rejected or 'truncated'}",
+            f"the {kind} carrier was marked as {received.carrier.problem or 'truncated'}",
         )
 
 
@@ -85,10 +86,10 @@ def check_uninjected(case: TransportCase[M]) -> None:
     )
     derived = {} if case.derived is None else case.derived(2)
     _require(
-        dict(received.carrier) in ({}, dict(derived)) and received.rejected is None,
+        dict(received.carrier) in ({}, dict(derived)) and received.carrier.problem is None,
         case,
         "uninjected",
-        f"expected no carrier, got {dict(received.carrier)} (rejected: {received.rejected})",
+        f"expected no carrier, got {dict(received.carrier)} ({received.carrier.status.value})",
     )
 
 
@@ -145,11 +146,11 @@ def check_bad_bytes(case: TransportCase[M]) -> None:
         good = case.transport.inject(case.new_message(5), carrier_for(number))
         before = diagnostics.count("carrier.rejected")
         try:
-            arrived = receive(case.transport, case.damage(good, rng))
+            arrived = Channel(case.transport).arrived(case.damage(good, rng))
         except Exception as error:
             raise ConformanceError(case.name, "bad bytes", f"raised {error!r}") from error
         _require(
-            not arrived.carrier and not arrived.context,
+            not arrived.carrier and not arrived.carrier.context(),
             case,
             "bad bytes",
             f"damaged message {number} gave the carrier {dict(arrived.carrier)}",
@@ -162,10 +163,10 @@ def check_bad_bytes(case: TransportCase[M]) -> None:
         )
         counted = diagnostics.count("carrier.rejected") - before
         _require(
-            counted == int(arrived.status is CarrierStatus.REJECTED),
+            counted == int(arrived.carrier.status is CarrierStatus.REJECTED),
             case,
             "bad bytes",
-            f"damaged message {number} is {arrived.status.value}, counted {counted} times",
+            f"damaged message {number} is {arrived.carrier.status.value}, counted {counted} times",
         )
         rejected += counted
     # Damage may look like a message that nobody injected, but not all of it.
@@ -176,8 +177,9 @@ def check_true_sender(case: TransportCase[M]) -> None:
     """Law 6: the receiver's context is exactly the sender's span."""
     carrier = case.carrier(6, carrier_for(6))
     sender = extract_context(carrier)
-    arrived = receive(case.transport, outbound(case.transport, case.new_message(6), context=sender))
-    actual = span_key(trace.get_current_span(arrived.context).get_span_context())
+    channel = Channel(case.transport)
+    arrived = channel.arrived(channel.outgoing(case.new_message(6), context=sender))
+    actual = span_key(arrived.carrier.span_context)
     _require(
         actual == span_key(carrier),
         case,
@@ -272,8 +274,10 @@ def check_cost_when_off(case: TransportCase[M]) -> None:
     """Law 9: without a context, a hop makes no more calls than the case states."""
     message, nothing = case.new_message(9), Context()
 
+    channel = Channel(case.transport)
+
     def hop() -> None:
-        receive(case.transport, outbound(case.transport, message, context=nothing))
+        channel.arrived(channel.outgoing(message, context=nothing))
 
     hop()  # what is done once per process is not what a hop costs
     calls = _count_calls(hop)
@@ -321,7 +325,7 @@ def check_over_capacity(case: TransportCase[M]) -> None:
         )
         lost = set(case.carried(carrier)) - set(kept)
         _require(
-            received.truncated == bool(lost),
+            received.carrier.truncated == bool(lost),
             case,
             "over capacity",
             f"{sorted(lost)} were left out and the message does not say so",

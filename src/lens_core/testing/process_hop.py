@@ -17,7 +17,7 @@ from opentelemetry import context as otel_context
 
 from lens_core.channel import inbound, outbound
 from lens_core.testing.cases import Hop, TransportCase
-from lens_core.testing.hops import HopRecord, Parcel, Receiver, Sender, Sent, arrival, relations
+from lens_core.testing.hops import HopMessage, HopRecord, Receiver, Sender, Sent, arrival, relations
 
 __all__ = ["process_hop"]
 
@@ -31,14 +31,14 @@ def process_hop(case: str) -> Hop:
         case: ``"module:function"`` that makes the transport's case, importable in a fresh process.
     """
 
-    def hop(parcels: Sequence[Parcel]) -> list[HopRecord]:
+    def hop(hop_messages: Sequence[HopMessage]) -> list[HopRecord]:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe(duplex=False)
-        sender = context.Process(target=_send, args=(there, case, list(parcels)), daemon=True)
+        sender = context.Process(target=_send, args=(there, case, list(hop_messages)), daemon=True)
         sender.start()
         there.close()
         try:
-            return [_receive(here, case) for _ in parcels]
+            return [_receive(here, case) for _ in hop_messages]
         finally:
             here.close()
             sender.join(_TIMEOUT_S)
@@ -57,17 +57,17 @@ def _make(case: str) -> TransportCase[Any]:
     return made
 
 
-def _send(pipe: Connection, name: str, parcels: Sequence[Parcel]) -> None:
+def _send(pipe: Connection, name: str, hop_messages: Sequence[HopMessage]) -> None:
     """The other process."""
     case, sender, rng = _make(name), Sender(), random.Random(0)
-    for parcel in parcels:
-        message = case.new_message(parcel.index)
+    for hop_message in hop_messages:
+        message = case.new_message(hop_message.index)
         copy = case.copy(message)
-        with sender.sending(parcel) as sent:
+        with sender.sending(hop_message) as sent:
             injected = outbound(case.transport, message)
             sent.message_intact = case.same(message, copy)
         footprint = str(case.footprint(injected))
-        if parcel.damaged and case.damage is not None:
+        if hop_message.damaged and case.damage is not None:
             injected = case.damage(injected, rng)
         pipe.send((sent, footprint, injected))
 

@@ -13,8 +13,8 @@ from opentelemetry import trace
 from rich.console import Console
 
 from lens_core import extract_context
-from lens_core.channel import current_carrier
 from lens_core.errors import MissingExtraError
+from lens_core.propagation import current_carrier
 from lens_core.telemetry.export.files import run_directory
 from lens_tools.demo.errors import DemoError
 from lens_tools.options import otlp_option

@@ -22,6 +22,7 @@ from opentelemetry import trace
 
 from lens_contrib.nccl import CarrierWork, irecv, isend
 from lens_contrib.torch_distributed import BroadcastTransport, broadcast_trace_context
+from lens_core.carrier import Carrier
 from lens_core.errors import MissingExtraError
 from lens_core.links import add_carrier_link, linked_span
 from lens_core.semconv import (
@@ -126,7 +127,7 @@ class StageTrainer:
         ):
             return self._run(step)
 
-    def _share_context(self, step: int) -> dict[str, str] | None:
+    def _share_context(self, step: int) -> Carrier | None:
         return broadcast_trace_context(self.rank, src_rank=0, step=step)
 
     def _run(self, step: int) -> float | None:

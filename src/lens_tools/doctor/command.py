@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lens_core import NemoLensConfig, span_registry
-from lens_core.carrier import get_global_textmap
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
+from lens_core.global_textmap import get_global_textmap
 from lens_core.identity.run import resolve_run_identity
 from lens_core.telemetry.export.otlp_settings import SIGNALS, OtlpSettings, read_otlp_settings
 from lens_core.telemetry.sampling import sampler_from_env

@@ -1,21 +1,10 @@
-"""What goes over the wire for one tensor, in each of the three modes.
-
-``packed``
-    One message: the tensor's bytes, then the frame. Costs a copy on both sides.
-``paired``
-    Two messages: the tensor as it is, then the frame. Costs a second operation.
-``buffer``
-    One message and no copy: the tensor was allocated by ``carrier_buffer``, with room for the
-    frame behind it.
-
-The mode follows from the tensor's size in bytes and from the call, which both sides know alike,
-and from nothing that may differ between them.
-"""
+"""One tensor on its way, with the room in which its frame travels."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Sequence
 
+from lens_contrib.torch.frame_buffers import FrameBuffer
 from lens_core.errors import MessageError, MissingExtraError
 
 try:
@@ -23,23 +12,43 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = [
-    "PACK_LIMIT_BYTES",
-    "Mode",
-    "check_message",
-    "choose_mode",
-]
-
-#: How a carrier travels; ``"auto"`` is ``"packed"`` up to :data:`PACK_LIMIT_BYTES`, else
-#: ``"paired"``.
-Mode = Literal["auto", "packed", "paired", "buffer"]
-
-#: Largest tensor, in bytes, that ``"auto"`` packs. Up to here a copy on both sides is cheaper than
-#: a second message (``benchmarks/bench_p2p.py`` prints both on each side of the limit).
-PACK_LIMIT_BYTES: Final = 256 * 1024
+__all__ = ["TensorMessage", "check_tensor"]
 
 
-def check_message(tensor: torch.Tensor) -> None:
+class TensorMessage:
+    """What the user sends or receives, and what goes over the wire for it.
+
+    Attributes:
+        tensor: The user's tensor.
+        wire: The tensors to send or receive into, in order; none where no carrier was put on it.
+        buffer: Where the frame is, the last of ``wire``; ``None`` where there is none.
+        packed: Whether the tensor's bytes travel in front of the frame, and are not in the tensor
+            yet.
+    """
+
+    __slots__ = ("buffer", "packed", "tensor", "wire")
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        wire: Sequence[torch.Tensor] = (),
+        buffer: FrameBuffer | None = None,
+        *,
+        packed: bool = False,
+    ) -> None:
+        self.tensor = tensor
+        self.wire = wire
+        self.buffer = buffer
+        self.packed = packed
+
+    def unpack(self) -> None:
+        """Copy the bytes of a packed message into the tensor; on a device in stream order."""
+        if self.packed and self.buffer is not None:
+            self.buffer.unpack(self.tensor)
+            self.packed = False
+
+
+def check_tensor(tensor: torch.Tensor) -> None:
     """Refuse a tensor on which no carrier can ride.
 
     Raises:
@@ -74,12 +83,3 @@ def check_message(tensor: torch.Tensor) -> None:
         "contiguous; send .contiguous(), and receive into a contiguous tensor (torch.empty), "
         "then copy_() it to where it belongs"
     )
-
-
-def choose_mode(tensor: torch.Tensor, mode: Mode) -> Mode:
-    """The mode in force for this tensor: never ``"auto"``."""
-    if mode == "auto":
-        return "packed" if tensor.nbytes <= PACK_LIMIT_BYTES else "paired"
-    if mode not in ("packed", "paired", "buffer"):
-        raise MessageError(f"mode={mode!r} is not one of auto, packed, paired, buffer")
-    return mode

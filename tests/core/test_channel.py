@@ -6,10 +6,12 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import StatusCode
 
 from lens_core import extract_context
-from lens_core.channel import CarrierStatus, current_carrier, inbound, outbound, receive
+from lens_core.carrier import CarrierStatus
+from lens_core.channel import Channel, inbound, outbound
 from lens_core.diagnostics import diagnostics
 from lens_core.errors import MessageError
 from lens_core.frame import P2P_CAPACITY
+from lens_core.propagation import current_carrier
 from lens_core.semconv import LENS_PEER_RANK
 from lens_core.testing.carriers import FULL, carrier_for, oversized
 from tests.reference_transport import PAYLOAD_BYTES, BytesTransport
@@ -33,7 +35,7 @@ def test_a_link_to_exactly_the_sender(recording):
     ) as arrived:
         assert arrived.message == PAYLOAD
         assert arrived.carrier == FULL
-        assert arrived.status is CarrierStatus.OK
+        assert arrived.carrier.status is CarrierStatus.OK
         assert trace.get_current_span() is arrived.span
         assert baggage.get_all() == {}
     done = recording.only()
@@ -73,8 +75,8 @@ def test_absent_and_rejected_are_told_apart_on_the_span(recording, relation):
 
 def test_headers_that_nobody_here_reads_are_as_good_as_none():
     before = diagnostics.count("carrier.rejected")
-    arrived = receive(TRANSPORT, TRANSPORT.inject(PAYLOAD, {"x-team": "a"}))
-    assert arrived.status is CarrierStatus.ABSENT
+    arrived = Channel(TRANSPORT).arrived(TRANSPORT.inject(PAYLOAD, {"x-team": "a"}))
+    assert arrived.carrier.status is CarrierStatus.ABSENT
     assert arrived.carrier == {}
     assert diagnostics.count("carrier.rejected") == before
 
@@ -129,7 +131,7 @@ def test_a_hostile_propagator_costs_the_context_and_nothing_else(injected):
     try:
         message = outbound(TRANSPORT, PAYLOAD)
         assert len(message) == PAYLOAD_BYTES + P2P_CAPACITY
-        assert receive(TRANSPORT, message).status is CarrierStatus.ABSENT
+        assert Channel(TRANSPORT).arrived(message).carrier.status is CarrierStatus.ABSENT
         assert extract_context(carrier_for(1)) == Context()
     finally:
         propagate.set_global_textmap(previous)
@@ -139,8 +141,8 @@ def test_a_hostile_propagator_costs_the_context_and_nothing_else(injected):
 def test_what_the_sender_left_out_is_counted():
     before = diagnostics.count("carrier.truncated")
     carrier = oversized(P2P_CAPACITY)
-    arrived = receive(TRANSPORT, sent_from(carrier))
-    assert arrived.status is CarrierStatus.OK
+    arrived = Channel(TRANSPORT).arrived(sent_from(carrier))
+    assert arrived.carrier.status is CarrierStatus.OK
     assert arrived.carrier == {k: v for k, v in carrier.items() if k != "baggage"}
     assert diagnostics.count("carrier.truncated") == before + 1
 

@@ -1,0 +1,116 @@
+"""The current context as a carrier, and any headers as a carrier or a context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import TypeVar
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import DEFAULT_TRACE_STATE, SpanContext
+
+from lens_core.carrier import Carrier, TraceIds
+from lens_core.carrier_size import check_carrier
+from lens_core.diagnostics import describe, diagnostics
+from lens_core.global_textmap import get_global_textmap, is_plain_w3c
+
+__all__ = ["current_carrier", "extract_context", "inject_context", "read_carrier"]
+
+_C = TypeVar("_C", bound=MutableMapping[str, str])
+
+
+def inject_context(carrier: _C, context: Context | None = None) -> _C:
+    """The same carrier, with the headers of a context written into it.
+
+    Nothing is written where the context holds neither a span nor baggage.
+
+    Args:
+        carrier: Mutable mapping that receives the headers, in place.
+        context: The context to inject; the current one if not given.
+    """
+    get_global_textmap().inject(carrier, context=context)
+    return carrier
+
+
+def current_carrier(
+    context: Context | None = None, *, sequence: int | None = None, needs_span: bool = False
+) -> Carrier:
+    """The headers of a context; empty where it holds nothing. Never raises.
+
+    Where the context holds a span and nothing else, and the global propagator is the W3C's, they
+    are not formatted until somebody reads them.
+
+    Args:
+        context: The context; the current one if not given.
+        sequence: Number of the message that they are for.
+        needs_span: Whether a context without a valid span is no context, baggage or not.
+    """
+    try:
+        if context is None:
+            context = otel_context.get_current()
+        plain = is_plain_w3c()
+        if plain and len(context) == 1:
+            (value,) = context.values()
+            # What else is alone in a context has no such method, and is left to the propagator.
+            ask = getattr(value, "get_span_context", None)
+            span_context = ask() if ask is not None else None
+            if type(span_context) is SpanContext:
+                # A tuple whose properties are functions: taken apart in one step.
+                trace_id, span_id, _, flags, state, is_valid = span_context
+                if is_valid and (state is DEFAULT_TRACE_STATE or not state) and 0 <= flags <= 255:
+                    ids = TraceIds(trace_id.to_bytes(16, "big"), span_id.to_bytes(8, "big"), flags)
+                    return Carrier(ids=ids, sequence=sequence)
+        if (plain and not context) or (
+            needs_span and not trace.get_current_span(context).get_span_context().is_valid
+        ):
+            return Carrier(sequence=sequence)
+        headers: dict[str, str] = {}
+        get_global_textmap().inject(headers, context=context)
+        return Carrier(headers, sequence=sequence, ours=True)
+    except Exception as error:  # noqa: BLE001 - a foreign span or propagator may raise anything
+        diagnostics.record(
+            "carrier.inject_failed",
+            describe(error),
+            todo="Mend the propagator or the span that raised; the message goes without a context.",
+        )
+        return Carrier(sequence=sequence)
+
+
+def read_carrier(carrier: Mapping[str, str] | None) -> Carrier:
+    """Any mapping of headers as a :class:`Carrier`. Never raises.
+
+    One that is no mapping of strings to strings, or larger than
+    :data:`~lens_core.carrier_size.MAX_CARRIER_BYTES`, is refused and counted as
+    ``carrier.rejected``. A carrier whose ``traceparent`` is malformed is refused whole, its baggage
+    too. Where no configured propagator reads ``traceparent``, what the
+    others read is kept.
+
+    Args:
+        carrier: The headers; ``None`` for none.
+    """
+    if type(carrier) is Carrier:
+        return carrier
+    if carrier is None:
+        return Carrier()
+    # Nothing is asked of it outside the block: even a tensor's bool() raises.
+    try:
+        return Carrier(check_carrier(carrier))
+    except Exception as error:  # noqa: BLE001 - it may be anything at all
+        problem = describe(error)
+    diagnostics.record(
+        "carrier.rejected", problem, todo="Pass the carrier that the other side returned."
+    )
+    return Carrier.refused(problem, reported=True)
+
+
+def extract_context(carrier: Mapping[str, str] | None) -> Context:
+    """The context that a carrier holds, as a new context.
+
+    An empty, invalid or oversized carrier gives an empty context, never the current one: a span
+    started under it is a root. Never raises; what is refused is counted (:func:`read_carrier`).
+
+    Args:
+        carrier: Headers, as :func:`inject_context` wrote them in another process.
+    """
+    return read_carrier(carrier).context()
