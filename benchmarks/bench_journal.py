@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from benchmarks.journal_steps import OFF, ON, demo_steps
 from benchmarks.ratios import Report, interleave
 from lens_core.journal.write.processor import JournalSpanProcessor
-from lens_core.journal.write.writer import JournalSettings, Keeps
+from lens_core.journal.write.settings import JournalSettings, Keeps
 from lens_core.telemetry.export.destinations import SPANS
 from lens_core.telemetry.export.files import FileSink, LineFile
 from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings

@@ -12,7 +12,7 @@ from benchmarks.ratios import interleave
 from benchmarks.slowest import slowest_rank
 from lens_core.journal.location import default_root
 from lens_core.journal.write.processor import JournalSpanProcessor
-from lens_core.journal.write.writer import JournalSettings
+from lens_core.journal.write.settings import JournalSettings
 from lens_core.telemetry.export.destinations import SPANS
 from lens_core.telemetry.export.files import FileSink, LineFile
 from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings

@@ -27,7 +27,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "hang": ("lens_tools.hang.command", "hang"),
     "recover": ("lens_tools.recover.command", "recover"),
     "run": ("lens_tools.launch.command", "run"),
-    "ship": ("lens_tools.recover.ship", "ship"),
+    "ship": ("lens_tools.recover.command", "ship"),
     "stacks": ("lens_tools.recover.command", "stacks"),
     "demo": ("lens_tools.demo.command", "demo"),
     "doctor": ("lens_tools.doctor.command", "doctor"),

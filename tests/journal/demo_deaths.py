@@ -43,12 +43,12 @@ def kill_demo(directory, rng):
     try:
         wait_for(lambda: written(run_directory) > WRITTEN_BYTES, 120.0)
         time.sleep(rng.uniform(0.0, 1.0))
-        families = find_process_files(journals)
-        assert len(families) >= 5, (directory / "log").read_text()
-        rng.shuffle(families)
-        for family in families:
+        processes = find_process_files(journals)
+        assert len(processes) >= 5, (directory / "log").read_text()
+        rng.shuffle(processes)
+        for files in processes:
             with contextlib.suppress(ProcessLookupError):
-                pid = read_journal(family.journal).process.pid
+                pid = read_journal(files.journal).process.pid
                 os.kill(pid, rng.choice([signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]))
     finally:
         with contextlib.suppress(ProcessLookupError):

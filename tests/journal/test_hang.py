@@ -37,14 +37,14 @@ def lens(command, *arguments):
 
 
 def journals(directory):
-    return [read_journal(family.journal) for family in find_process_files(directory)]
+    return [read_journal(files.journal) for files in find_process_files(directory)]
 
 
 def live_pids(directory):
     return [
-        read_journal(family.journal).process.pid
-        for family in find_process_files(directory)
-        if family.liveness() is Liveness.ALIVE
+        read_journal(files.journal).process.pid
+        for files in find_process_files(directory)
+        if files.liveness() is Liveness.ALIVE
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from lens_tools.hang.analysis import analyse
 from lens_tools.hang.command import to_json
-from lens_tools.hang.open_processes import take_snapshot
+from lens_tools.hang.snapshot import take_snapshot
 from tests.journal.killing import wait_for
 
 ray = pytest.importorskip("ray")

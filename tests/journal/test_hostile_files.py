@@ -32,8 +32,8 @@ from lens_core.journal.read.reader import parse_journal
 from lens_core.journal.recover.recovery import DirectorySink, recover
 from lens_core.journal.spill import SpilledSpan, SpillFile, SpillReader
 from lens_tools.cli import main
-from lens_tools.hang.open_processes import take_snapshot
-from lens_tools.recover.ship import ship_run
+from lens_tools.hang.snapshot import take_snapshot
+from lens_tools.recover.sending import SendResult, send_files
 from tests.telemetry.harness import receiving
 
 NO_PROCESS = 2**22 + 1  # beyond the largest process id that Linux gives
@@ -310,9 +310,10 @@ def test_a_line_that_is_not_of_its_form_does_not_stop_the_others(line, tmp_path)
     good = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
     (tmp_path / "spans-h-1-2.jsonl").write_text(f"{line}\n{good}\n")
     with receiving() as receiver:
-        shipped = ship_run(tmp_path, receiver.endpoint)
-    assert (shipped.sent, len(shipped.problems)) == (1, 1)
-    assert "spans-h-1-2.jsonl:1: " in shipped.problems[0]
+        result = SendResult()
+        send_files(tmp_path, receiver.endpoint, result)
+    assert (result.sent, len(result.problems)) == (1, 1)
+    assert "spans-h-1-2.jsonl:1: " in result.problems[0]
 
 
 @pytest.mark.parametrize("endpoint", ["", "collector", "ftp://x", "http://[::1", "http://a:x"])

@@ -12,7 +12,7 @@ from lens_core import NemoLensConfig
 from lens_core.journal.read.process_files import find_process_files
 from lens_core.journal.read.reader import read_journal
 from lens_core.journal.write.processor import JournalSpanProcessor
-from lens_core.journal.write.writer import JournalSettings
+from lens_core.journal.write.settings import JournalSettings
 from lens_core.telemetry.journaling import JournalPlan
 
 
@@ -74,9 +74,9 @@ def test_what_is_not_exported_stays(journaled, tmp_path):
     processor, tracer = journaled("all")
     tracer.start_span("a").end()
     processor.shutdown()
-    (family,) = find_process_files(tmp_path / "j")
-    assert read_journal(family.journal).closed
-    assert [span.name for span in family.read().spans] == ["a"]
+    (files,) = find_process_files(tmp_path / "j")
+    assert read_journal(files.journal).closed
+    assert [span.name for span in files.read().spans] == ["a"]
 
 
 def test_unsampled_spans_are_not_kept(journaled):
@@ -90,12 +90,12 @@ def test_spill_is_oldest_first_and_what_is_exported_of_it_is_not_left(journaled,
     spans = [tracer.start_span(f"{index:03}") for index in range(500)]
     for span in spans:
         span.end()
-    assert processor.journal.spill(keep_free=200)
+    processor.journal.spill(keep_free=200)
     assert names(processor) == [f"{index:03}" for index in range(256, 500)]
-    (family,) = find_process_files(tmp_path / "j")
+    (files,) = find_process_files(tmp_path / "j")
 
     def left():
-        return sorted(span.name for span in family.read().spans)
+        return sorted(span.name for span in files.read().spans)
 
     assert left() == [f"{index:03}" for index in range(500)]
     processor.exported(spans[:300])
@@ -109,8 +109,8 @@ def test_a_burst_is_spilled_at_once(journaled, tmp_path):
     processor, tracer = journaled("all", blocks=64)
     for index in range(1000):
         tracer.start_span(f"{index:04}").end()
-    (family,) = find_process_files(tmp_path / "j")
-    assert len(family.read().spans) == 1000
+    (files,) = find_process_files(tmp_path / "j")
+    assert len(files.read().spans) == 1000
     assert processor.journal.overflowed == 0
 
 
@@ -159,9 +159,9 @@ def test_a_forked_child_has_a_journal_of_its_own(journaled, tmp_path):
         os._exit(0)
     os.waitpid(pid, 0)
     assert names(processor, open_only=True) == ["before"]
-    families = {read_journal(f.journal).process.pid: f for f in find_process_files(tmp_path / "j")}
-    assert set(families) == {os.getpid(), pid}
-    child = read_journal(families[pid].journal)
+    processes = {read_journal(f.journal).process.pid: f for f in find_process_files(tmp_path / "j")}
+    assert set(processes) == {os.getpid(), pid}
+    child = read_journal(processes[pid].journal)
     assert [span.name for span in child.spans] == ["child's own"]
     assert child.attributes["process.pid"] == pid
     assert child.attributes["nv.dl.rank"] == 1

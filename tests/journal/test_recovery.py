@@ -20,7 +20,7 @@ from lens_core.journal.read.reader import read_journal
 from lens_core.journal.recover.recovery import DirectorySink, recover
 from lens_tools.cli import main
 from lens_tools.hang.analysis import analyse
-from lens_tools.hang.open_processes import take_snapshot
+from lens_tools.hang.snapshot import take_snapshot
 from lens_tools.runs.read import read_run
 from tests.journal.killing import account_for, environment, kill_one, start_stress, wait_for
 from tests.telemetry.harness import receiving
@@ -124,14 +124,14 @@ def test_the_living_are_left_alone(tmp_path):
 
 def test_a_pid_that_is_used_again_is_not_the_same_process(tmp_path):
     kill_me = run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()")
-    (family,) = find_process_files(tmp_path / "journals" / "run")
-    process = read_journal(family.journal).process
-    assert is_alive(process, family.journal) is Liveness.ALIVE
+    (files,) = find_process_files(tmp_path / "journals" / "run")
+    process = read_journal(files.journal).process
+    assert is_alive(process, files.journal) is Liveness.ALIVE
     copy = tmp_path / "copy.lensj"
-    shutil.copy(family.journal, copy)
+    shutil.copy(files.journal, copy)
     assert is_alive(process, copy) is Liveness.REPLACED, "it does not have this file mapped"
     kill(kill_me)
-    assert is_alive(process, family.journal) is Liveness.DEAD
+    assert is_alive(process, files.journal) is Liveness.DEAD
 
 
 def test_another_host_is_left_alone_unless_it_is_known_to_be_over(tmp_path, monkeypatch):
@@ -202,8 +202,8 @@ def test_a_journal_that_was_never_complete_is_removed(tmp_path):
 
 def test_only_one_recovers_at_a_time(tmp_path):
     kill(run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()"))
-    (family,) = find_process_files(tmp_path / "journals" / "run")
-    with open(family.journal) as other:
+    (files,) = find_process_files(tmp_path / "journals" / "run")
+    with open(files.journal) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         result = recover_run(tmp_path)
         assert (result.processes, len(result.busy)) == ({}, 1)
@@ -256,12 +256,12 @@ def test_the_next_start_sends_over_otlp_what_was_to_be_sent_so(tmp_path):
 
 def test_hang_is_the_reason_where_nothing_else_is_known(tmp_path):
     kill(run_program(tmp_path, "tracer.start_span('x'); print('ready', flush=True); input()"))
-    (family,) = find_process_files(tmp_path / "journals" / "run")
-    image = read_journal(family.journal)
+    (files,) = find_process_files(tmp_path / "journals" / "run")
+    image = read_journal(files.journal)
     late_ns = image.beat.activity_ns + 61_000_000_000
     image.beat = dataclasses.replace(image.beat, time_ns=late_ns)
-    assert death_reason(image, Liveness.DEAD, stacks=family.stacks) == "hang"
-    assert death_reason(image, Liveness.DEAD, stacks=family.stacks, exit_status=-6) == "sigabrt"
+    assert death_reason(image, Liveness.DEAD, stacks=files.stacks) == "hang"
+    assert death_reason(image, Liveness.DEAD, stacks=files.stacks, exit_status=-6) == "sigabrt"
 
 
 def test_command(tmp_path):

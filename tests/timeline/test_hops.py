@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from lens_core.otlp.span_records import LinkRecord, SpanRecord
 from lens_tools.runs.hops import resolve_hops
-from lens_tools.runs.read import LinkRecord, SpanRecord
 
 TRACE = "a" * 32
 

@@ -106,7 +106,7 @@ def _setup_from_environment() -> None:
         return
     # Ray ends workers without running their exit handlers (ray.kill, a driver that exits). So what
     # has ended is safe before the call returns: in the file of exporter "file", else in the
-    # journal, from which the next process of the run, or "lens ship", sends it.
+    # journal, from which the next process of the run, or "lens recover --otlp", sends it.
     to_file = config.exporter == "file"
     if config.journal == "auto" and config.exporter in ("file", "otlp"):
         config.journal = "open" if to_file else "all"

@@ -10,25 +10,33 @@ what is added while it is open is appended; its end is stamped into the block. T
 back when the span has been exported (``all``) or has ended (``open``). So an ended span that is not
 yet exported needs no second copy, and each fact is encoded once.
 
-=============  ================================================================================
-``format``     the bytes: header, blocks, records
-``encoding``   spans as payloads of records
-``images``     payloads as data, and back to SDK spans
-``table``      the memory-mapped file of this process: takes blocks, commits records
-``bus_error``  survives that somebody truncates the file
-``writer``     the journal of this process: start, add, end, acknowledge, spill, fork
-``spill``      files for ended spans that do not fit the table
-``heartbeat``     the thread that writes signs of life, and stacks when nothing moves
-``stacks``     the stacks of all threads, on a fatal signal and on request
-``processor``  plugs it into the SDK
-``process``    which process wrote a journal
-``location``   where journals are
-``pointers``   says in a run's directory where they are
-``reader``     journals of other processes, alive or dead
-``opening``    opens them, unless somebody put something else there
-``liveness``   whether the process that wrote a journal is still there
-``exit_note``  how it ended, from who saw that
-``recovery``   journals of dead processes as ordinary telemetry
-``output``     where that may be written
-=============  ================================================================================
+=======================  ======================================================================
+``format``               the bytes: header, blocks, records
+``encoding``             spans as payloads of records
+``decoding``             payloads back to spans
+``spill``                files for ended spans that do not fit the table
+``process_identity``     which process wrote a journal
+``location``             where journals are
+``pointers``             says in a run's directory where they are
+``exit_note``            how a process ended, from who saw that
+``write.settings``       what a journal keeps, and where
+``write.table``          the memory-mapped file of this process: takes blocks, commits records
+``write.table_file``     makes that file, whole
+``write.slot``           where one span stands in it
+``write.bus_error``      survives that somebody truncates the file
+``write.writer``         the journal of this process: start, add, end, acknowledge, fork
+``write.ended_spans``    ended spans that are not exported yet: in the table, or spilled
+``write.heartbeat``      the thread that writes signs of life, and stacks when nothing moves
+``write.stacks``         the stacks of all threads, on a fatal signal and on request
+``write.processor``      plugs it into the SDK
+``read.reader``          journals of other processes, alive or dead
+``read.process_files``   all files of one of them
+``read.shipped``         how much of a spill file an agent has delivered
+``read.liveness``        whether the process that wrote a journal is still there
+``read.death``           how it ended
+``recover.recovery``     journals of dead processes as ordinary telemetry
+``recover.truncation``   their spans, the open ones marked as cut off
+``recover.sinks``        where those go: the contract, and files
+``recover.output``       which directory that may be
+=======================  ======================================================================
 """

@@ -1,4 +1,4 @@
-"""Spans as they are read from a journal, and back to spans of the SDK."""
+"""Spans as they are read from a journal: the reverse of ``encoding``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import (
-    Link,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    TraceState,
-)
+from opentelemetry.trace import SpanKind, StatusCode
 
 from lens_core.journal.format import IS_REMOTE, Kind, records
 
@@ -26,7 +15,6 @@ __all__ = [
     "JournalSpan",
     "decode_scope",
     "decode_span",
-    "to_readable_span",
 ]
 
 
@@ -102,97 +90,35 @@ def decode_span(
     Raises:
         ValueError: the stream is damaged or does not start with the start of a span.
     """
-    image: JournalSpan | None = None
+    span: JournalSpan | None = None
     for kind, payload in records(stream, generation):
         content = _unpack(payload)
         try:
             if kind == Kind.START:
-                image = _decode_start(content, scopes)
-            elif image is None:
+                span = _decode_start(content, scopes)
+            elif span is None:
                 raise ValueError("no start of a span")
             elif kind == Kind.ATTRIBUTES:
-                image.attributes.update(_attributes(content))
+                span.attributes.update(_attributes(content))
             elif kind == Kind.EVENT:
                 name, time_ns, attributes = content
-                image.events.append((_text(name), _unsigned(time_ns), _attributes(attributes)))
+                span.events.append((_text(name), _unsigned(time_ns), _attributes(attributes)))
             elif kind == Kind.LINK:
-                image.links.append(_decode_link(content))
+                span.links.append(_decode_link(content))
             elif kind == Kind.NAME:
-                image.name = _text(content)
+                span.name = _text(content)
             elif kind == Kind.STATUS:
                 code, description = content
-                image.status = (
+                span.status = (
                     StatusCode(code).value,
                     None if description is None else _text(description),
                 )
         except (TypeError, KeyError, IndexError) as error:
             raise ValueError(f"a record of kind {kind} is not of its form: {error}") from error
-    if image is None:
+    if span is None:
         raise ValueError("no start of a span")
-    image.end_ns = end_ns
-    return image
-
-
-def to_readable_span(image: JournalSpan, resource: Resource) -> ReadableSpan:
-    """The span as exporters take it; its end is its last sign of life where it has none."""
-    context = SpanContext(
-        image.trace_id,
-        image.span_id,
-        is_remote=False,
-        trace_flags=TraceFlags(image.trace_flags & 0xFF),
-        trace_state=_trace_state(image.trace_state),
-    )
-    parent = None
-    if image.parent_span_id:
-        parent = SpanContext(
-            image.trace_id,
-            image.parent_span_id,
-            is_remote=image.parent_is_remote,
-            trace_flags=TraceFlags(image.trace_flags & 0xFF),
-        )
-    name, version, schema_url, scope_attributes = image.scope
-    return ReadableSpan(
-        name=image.name,
-        context=context,
-        parent=parent,
-        resource=resource,
-        attributes=image.attributes,  # type: ignore[arg-type]
-        events=[
-            Event(event, attributes, time_ns)  # type: ignore[arg-type]
-            for event, time_ns, attributes in image.events
-        ],
-        links=[_to_link(link) for link in image.links],
-        kind=SpanKind(image.kind),
-        status=_to_status(*image.status),
-        start_time=image.start_ns,
-        end_time=image.last_ns if image.end_ns is None else image.end_ns,
-        instrumentation_scope=InstrumentationScope(
-            str(name),
-            None if version is None else str(version),
-            None if schema_url is None else str(schema_url),
-            scope_attributes,  # type: ignore[arg-type]
-        ),
-    )
-
-
-def _to_status(code: int, description: str | None) -> Status:
-    return Status(StatusCode(code), description)
-
-
-def _to_link(link: Any) -> Link:
-    trace_id, span_id, flags, state, attributes = link
-    context = SpanContext(
-        int.from_bytes(trace_id, "big"),
-        span_id,
-        is_remote=bool(flags & IS_REMOTE),
-        trace_flags=TraceFlags(flags & 0xFF),
-        trace_state=_trace_state(str(state)),
-    )
-    return Link(context, attributes)
-
-
-def _trace_state(header: str) -> TraceState | None:
-    return TraceState.from_header([header]) if header else None
+    span.end_ns = end_ns
+    return span
 
 
 def _decode_start(content: Any, scopes: Mapping[int, Sequence[object]]) -> JournalSpan:

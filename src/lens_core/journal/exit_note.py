@@ -6,14 +6,12 @@ by anybody at any time: by the next attempt of the run, say. So who knows writes
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from pathlib import Path
 from typing import Final
 
-from lens_core.journal.format import EXIT_SUFFIX, JOURNAL_SUFFIX, UNFINISHED_SUFFIX
-from lens_core.journal.opening import read_regular_text
+from lens_core.journal.format import EXIT_SUFFIX, JOURNAL_SUFFIX
+from lens_core.shared_files import read_regular_text, write_atomically
 
 __all__ = ["exit_note_path", "read_exit_note", "write_exit_note"]
 
@@ -48,16 +46,7 @@ def write_exit_note(journal: Path, status: int) -> None:
     note = exit_note_path(journal.with_name(journal.name[: -len(JOURNAL_SUFFIX)]))
     if not journal.exists():
         return  # recovered already
-    part = note.with_name(f".{note.name}.{os.getpid()}{UNFINISHED_SUFFIX}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{status}\n")
-        part.replace(note)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
+    write_atomically(note, [b"%d\n" % status])
     if not journal.exists():
         # Recovered between the two looks: nobody would delete the note any more.
         note.unlink(missing_ok=True)

@@ -58,7 +58,6 @@ __all__ = [
     "STACKS_BYTES",
     "SPAN",
     "STACKS_SUFFIX",
-    "UNFINISHED_SUFFIX",
     "Kind",
     "checksum",
     "records",
@@ -72,8 +71,6 @@ ASK_SUFFIX: Final = ".ask"
 ANSWER_SUFFIX: Final = ".answer"
 #: How the process ended, written by who saw that.
 EXIT_SUFFIX: Final = ".exit"
-#: Of a journal that is not complete, whose name begins with a dot as well.
-UNFINISHED_SUFFIX: Final = ".part"
 MAGIC: Final = b"LENSJRNL"
 FORMAT_VERSION: Final = 1
 PAGE_BYTES: Final = 4096

@@ -11,20 +11,19 @@ outlive it; one that is named is used, and reported.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from lens_core.diagnostics import diagnostics
 from lens_core.journal.format import JOURNAL_SUFFIX
-from lens_core.journal.pointers import Followed, follow_pointers, is_pointer
+from lens_core.journal.pointers import JournalDirectories, follow_pointers, is_pointer
+from lens_core.shared_files import file_name
 
 __all__ = [
     "default_root",
     "is_network_file_system",
     "journal_directory",
-    "run_name",
     "search",
     "search_roots",
 ]
@@ -32,7 +31,6 @@ __all__ = [
 _MEMORY: Final = Path("/dev/shm")
 #: A default container has 64 MiB there, which belong to the data loaders.
 _PLENTY_BYTES: Final = 1 << 30
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 # fmt: off
 _NETWORK: Final = frozenset((
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
@@ -58,12 +56,7 @@ def journal_directory(configured: str, run_id: str) -> Path:
             )
     else:
         root = default_root()
-    return root / run_name(run_id)
-
-
-def run_name(run_id: str) -> str:
-    """A run id as a directory is named after it."""
-    return _UNSAFE.sub("_", run_id).lstrip(".") or "run"
+    return root / file_name(run_id)
 
 
 def default_root() -> Path:
@@ -83,7 +76,7 @@ def default_root() -> Path:
     raise last or OSError("every default directory is on a network file system")
 
 
-def search(run: str) -> Followed:
+def search(run: str) -> JournalDirectories:
     """Where journals of a run may be: ``run`` is a directory, or the id or name of a run.
 
     A directory is searched with all below it, so that ``NEMO_LENS_JOURNAL_DIR`` itself can be named
@@ -91,23 +84,23 @@ def search(run: str) -> Followed:
     host, that is followed; of others the notes tell.
     """
     if not run:
-        return Followed()  # an unset variable, and not the current directory
+        return JournalDirectories()  # an unset variable, and not the current directory
     named = Path(run)
     found: list[Path] = []
-    pointed = Followed()
+    pointed = JournalDirectories()
     # Not Path.is_dir, which raises for what is too long to be the name of a directory.
     if os.path.isdir(run):
         below, pointers = _below(run)
         pointed = follow_pointers(pointers)
         found = [named, *below, *pointed.directories]
     # A run that hangs in its first step has no directory yet, only the name of one.
-    names = [run_name(named.resolve().name)] if found else [run_name(run), run_name(named.name)]
+    names = [file_name(named.resolve().name)] if found else [file_name(run), file_name(named.name)]
     found += [root / name for root in search_roots() for name in names]
     unique: list[Path] = []
     for path in found:
         if os.path.isdir(path) and not any(path.samefile(other) for other in unique):
             unique.append(path)
-    return Followed(unique, pointed.notes)
+    return JournalDirectories(unique, pointed.notes)
 
 
 def _below(directory: str) -> tuple[list[Path], list[Path]]:

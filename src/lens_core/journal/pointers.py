@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lens_core.journal.format import UNFINISHED_SUFFIX
-from lens_core.journal.opening import open_regular
 from lens_core.journal.process_identity import host_name
+from lens_core.shared_files import open_regular, write_atomically
 
-__all__ = ["Followed", "follow_pointers", "is_pointer", "write_pointer"]
+__all__ = ["JournalDirectories", "follow_pointers", "is_pointer", "write_pointer"]
 
 _PREFIX: Final = ".journals-"
 _SUFFIX: Final = ".json"
@@ -29,12 +28,12 @@ _MAX_BYTES: Final = 16_384
 
 
 @dataclass(slots=True)
-class Followed:
-    """Where pointers lead.
+class JournalDirectories:
+    """Where journals of a run are.
 
     Attributes:
         directories: Directories of journals on this host.
-        notes: One line per pointer that leads to where it cannot be followed.
+        notes: One line per pointer that leads to where it cannot be found.
     """
 
     directories: list[Path] = field(default_factory=list)
@@ -49,21 +48,12 @@ def write_pointer(run_directory: Path, journals: Path) -> None:
     """
     text = json.dumps({"host": host_name(), "directory": str(journals)}) + "\n"
     digest = hashlib.blake2b(os.fsencode(journals), digest_size=6).hexdigest()
-    path = run_directory / f"{_PREFIX}{host_name()[:128]}-{digest}{_SUFFIX}"
+    path = run_directory / f"{_PREFIX}{host_name()}-{digest}{_SUFFIX}"
     with contextlib.suppress(OSError, ValueError):
         if path.read_text() == text:
             return
     run_directory.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED_SUFFIX}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        part.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
+    write_atomically(path, [text.encode()])
 
 
 def is_pointer(name: str) -> bool:
@@ -71,29 +61,29 @@ def is_pointer(name: str) -> bool:
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
-def follow_pointers(pointers: Iterable[Path]) -> Followed:
+def follow_pointers(pointers: Iterable[Path]) -> JournalDirectories:
     """Where these pointers lead. Never raises for what stands in them."""
-    followed = Followed()
+    found = JournalDirectories()
     for pointer in pointers:
         try:
             host, directory = _read(pointer)
         except (OSError, ValueError, RecursionError) as error:
-            followed.notes.append(f"{pointer} is no pointer to journals: {error}")
+            found.notes.append(f"{pointer} is no pointer to journals: {error}")
             continue
         if host != host_name() and not _has_journals_of(directory, host):
-            followed.notes.append(
+            found.notes.append(
                 f"what journals there are of host {host} are on that host, in {directory}"
             )
         elif os.path.isdir(directory):  # else all has been recovered
             if _is_ours_alone(directory):
-                followed.directories.append(directory)
+                found.directories.append(directory)
             else:
-                followed.notes.append(
+                found.notes.append(
                     f"{pointer} leads to {directory}, which does not belong to this user alone; "
                     "name it if it is to be looked into"
                 )
-    followed.notes = list(dict.fromkeys(map(_printable, followed.notes)))
-    return followed
+    found.notes = list(dict.fromkeys(map(_printable, found.notes)))
+    return found
 
 
 def _printable(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from lens_core.shared_files import file_name
 from lens_core.whole_number import whole_number
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "start_ticks",
 ]
 
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 #: Field of ``/proc/PID/stat`` after the command's closing bracket: the start, in clock ticks.
 _START_TICKS_FIELD: Final = 19
@@ -99,7 +98,7 @@ def describe_process() -> ProcessIdentity:
 
 def host_name() -> str:
     """The name of this host, as a file name may hold it."""
-    return _UNSAFE.sub("_", socket.gethostname()) or "host"
+    return file_name(socket.gethostname(), otherwise="host")
 
 
 def boot_id() -> str:

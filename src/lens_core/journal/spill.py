@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 import msgpack
 
 from lens_core.journal.decoding import JournalSpan, decode_scope, decode_span
-from lens_core.journal.opening import open_regular
+from lens_core.shared_files import open_regular
 
 __all__ = ["SPILL_SUFFIX", "SpillFile", "SpillReader", "SpilledSpan"]
 
@@ -195,12 +195,12 @@ class SpillReader:
                     return
                 self.offset += _RECORD.size + size
                 try:
-                    image = self._take(kind, payload)
+                    span = self._take(kind, payload)
                 except (ValueError, struct.error) as error:
                     self.problem = f"{self._path}: byte {self.offset}: {error}"
                     continue
-                if image is not None:
-                    yield image
+                if span is not None:
+                    yield span
 
     def _take(self, kind: int, payload: bytes) -> JournalSpan | None:
         if kind == _SCOPE_KIND:

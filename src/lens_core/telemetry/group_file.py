@@ -7,10 +7,10 @@ that hangs can be looked into as it is. The file also works on a shared file sys
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
+from lens_core.shared_files import write_atomically
 from lens_core.spans.groups import SpanGroupSwitch
 
 __all__ = ["GROUP_FILE", "GroupFileWatch", "read_group_file", "write_group_file"]
@@ -26,10 +26,8 @@ def write_group_file(directory: Path, spec: str | None) -> Path:
         OSError: the directory does not exist or cannot be written.
     """
     path = directory / GROUP_FILE
-    # Moved into place, so that no process reads half of it.
-    partial = directory / f".{GROUP_FILE}.{os.getpid()}"
-    partial.write_text("" if spec is None else spec + "\n", encoding="utf-8")
-    partial.replace(path)
+    # For whoever may read the directory: a job may run as another user than who looks into it.
+    write_atomically(path, [b"" if spec is None else f"{spec}\n".encode()], mode=0o644)
     return path
 
 

@@ -20,9 +20,9 @@ from lens_core.journal.location import journal_directory
 from lens_core.journal.pointers import write_pointer
 from lens_core.journal.read.process_files import find_process_files
 from lens_core.journal.recover.output import own_directory
-from lens_core.journal.recover.recovery import DirectorySink, RecoveredSink, recover
+from lens_core.journal.recover.recovery import DirectorySink, RecoverySink, recover
 from lens_core.journal.write.processor import JournalSpanProcessor
-from lens_core.journal.write.writer import JournalSettings, Keeps
+from lens_core.journal.write.settings import JournalSettings, Keeps
 from lens_core.telemetry.config import JOURNAL_MODES, NemoLensConfig
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
 from lens_core.telemetry.pipeline.delivery import Outcome, Sink
@@ -154,7 +154,7 @@ def _recover_earlier(directory: Path, plan: JournalPlan) -> None:
     """Deliver what killed processes of this run left."""
     try:
 
-        def sink(meta: Mapping[str, object]) -> RecoveredSink:
+        def sink(meta: Mapping[str, object]) -> RecoverySink:
             if plan.config.exporter == "otlp" and not plan.has_exporter:
                 return SenderSink(otlp_sink(SPANS, os.environ))
             return DirectorySink(plan.output_directory)
@@ -174,7 +174,7 @@ def _tidy_other_runs(directory: Path) -> None:
     fill the memory of the host. What cannot be delivered stays for ``lens recover``.
     """
 
-    def sink(meta: Mapping[str, object]) -> RecoveredSink:
+    def sink(meta: Mapping[str, object]) -> RecoverySink:
         output = own_directory(meta)
         if meta.get("keeps") == "ship" or not output.parent.is_dir():
             raise OSError("it is left for lens recover, or lens agent")

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from lens_core.journal.location import search
 from lens_tools.hang.analysis import HANG_AFTER_S, HangReport, Suspect, analyse
-from lens_tools.hang.open_processes import OpenProcess, take_snapshot
+from lens_tools.hang.open_processes import OpenProcess
+from lens_tools.hang.snapshot import take_snapshot
 from lens_tools.options import seconds_option
 from lens_tools.recover.asking import ask_for_stacks
 

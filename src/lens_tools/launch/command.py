@@ -20,8 +20,8 @@ from lens_core.journal.location import search_roots
 from lens_core.journal.recover.output import own_directory
 from lens_core.journal.recover.recovery import (
     DirectorySink,
-    Recovered,
-    RecoveredSink,
+    RecoveryResult,
+    RecoverySink,
     recover,
 )
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
@@ -165,10 +165,10 @@ def _wait(timeout_s: float, is_done: Callable[[], bool], watch: ExitWatch) -> bo
 
 def _recover(options: _Options, watch: ExitWatch) -> list[str]:
     """Recover what is there to recover; what to say of it."""
-    found: list[Recovered] = []
+    found: list[RecoveryResult] = []
     places: dict[Path, None] = {}
 
-    def sink(meta: Mapping[str, object]) -> RecoveredSink:
+    def sink(meta: Mapping[str, object]) -> RecoverySink:
         if options.otlp is not None:
             return SenderSink(otlp_sink(SPANS, os.environ, options.otlp))
         if options.output is None and meta.get("exporter") == "otlp":
@@ -188,7 +188,7 @@ def _recover(options: _Options, watch: ExitWatch) -> list[str]:
                 )
             )
         except Exception as error:  # noqa: BLE001 - the status of the command is what counts
-            found.append(Recovered(problems=[describe(error)]))
+            found.append(RecoveryResult(problems=[describe(error)]))
 
     thread = threading.Thread(target=work, name="lens-run-recover", daemon=True)
     thread.start()
@@ -199,7 +199,7 @@ def _recover(options: _Options, watch: ExitWatch) -> list[str]:
     return _summary(watch, found[0], list(places))
 
 
-def _summary(watch: ExitWatch, result: Recovered, places: Sequence[Path]) -> list[str]:
+def _summary(watch: ExitWatch, result: RecoveryResult, places: Sequence[Path]) -> list[str]:
     if not watch.found:
         return []
     dead = [one for one in watch.ended if not one.ended_in_order and one.status != 0]

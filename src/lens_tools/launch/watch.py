@@ -19,7 +19,7 @@ from typing import Final
 from lens_core.journal.exit_note import write_exit_note
 from lens_core.journal.format import JOURNAL_SUFFIX
 from lens_core.journal.process_identity import boot_id, pid_namespace, start_ticks
-from lens_core.journal.read.reader import JournalContent, JournalError, read_head
+from lens_core.journal.read.reader import JournalError, JournalHead, read_head
 from lens_core.semconv import NV_DL_RANK
 from lens_core.whole_number import whole_number
 from lens_tools.launch.child import Ended
@@ -154,19 +154,19 @@ class ExitWatch:
     def _look(self) -> None:
         for path in self._new_journals():
             try:
-                image = read_head(path)
+                head = read_head(path)
             except (OSError, JournalError):
                 continue
-            process = image.process
+            process = head.process
             if process.boot_id != boot_id() or process.pid_namespace != pid_namespace():
                 continue
-            rank = image.attributes.get(NV_DL_RANK)
+            rank = head.attributes.get(NV_DL_RANK)
             one = Watched(
                 path,
                 process.pid,
                 process.start_ticks,
                 rank if isinstance(rank, int) else None,
-                image.meta.get("keeps") == "ship",
+                head.meta.get("keeps") == "ship",
             )
             reaped = self._reaped.get((process.pid, process.start_ticks))
             if reaped is not None:
@@ -267,9 +267,9 @@ def _created_ns(journal: Path) -> int:
 def _is_closed(journal: Path) -> bool:
     """Whether a process has closed its journal; it deletes it where all has been exported."""
     try:
-        image: JournalContent = read_head(journal)
+        head: JournalHead = read_head(journal)
     except FileNotFoundError:
         return True
     except (OSError, JournalError):
         return False
-    return image.closed
+    return head.closed

@@ -1,1 +1,1 @@
-"""The commands for journals: ``lens recover``, ``lens stacks`` and ``lens agent``."""
+"""The commands for journals: ``lens recover`` (and ``ship``), ``lens stacks``, ``lens agent``."""

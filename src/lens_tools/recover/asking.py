@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lens_core.journal.read.liveness import Liveness, is_alive
+from lens_core.journal.read.liveness import Liveness
 from lens_core.journal.read.process_files import ProcessFiles, find_process_files
-from lens_core.journal.read.reader import JournalContent, JournalError, read_journal
+from lens_core.journal.read.reader import JournalError, JournalHead, read_head
 
 __all__ = ["Answer", "ask_for_stacks"]
 
@@ -29,7 +29,7 @@ class Answer:
         problem: Why it gave none.
     """
 
-    journal: JournalContent
+    journal: JournalHead
     text: str
     problem: str = ""
 
@@ -46,60 +46,60 @@ def ask_for_stacks(directories: Iterable[Path], *, timeout_s: float = 2.0) -> li
         directories: Where to look.
         timeout_s: How long to wait for each kind of answer.
     """
-    asked: list[tuple[ProcessFiles, JournalContent]] = []
+    asked: list[tuple[ProcessFiles, JournalHead]] = []
     for directory in directories:
         try:
-            families = find_process_files(directory)
+            processes = find_process_files(directory)
         except OSError:
             continue  # not ours to look into
-        for family in families:
+        for files in processes:
             try:
-                image = read_journal(family.journal)
+                head = read_head(files.journal)
             except (OSError, JournalError):
                 continue
-            if not image.closed and is_alive(image.process, family.journal) is Liveness.ALIVE:
+            if files.liveness(head) is Liveness.ALIVE:
                 with contextlib.suppress(OSError):
-                    family.answer.unlink(missing_ok=True)
-                    family.ask.touch(mode=0o600)
-                asked.append((family, image))
+                    files.answer.unlink(missing_ok=True)
+                    files.ask.touch(mode=0o600)
+                asked.append((files, head))
     answers: dict[Path, Answer] = {}
     deadline = time.monotonic() + timeout_s
     while len(answers) < len(asked) and time.monotonic() < deadline:
-        for family, image in asked:
-            if family.stem not in answers and family.answer.exists():
-                text = family.answer.read_text(errors="replace")
-                family.answer.unlink(missing_ok=True)
-                answers[family.stem] = Answer(image, text)
+        for files, head in asked:
+            if files.stem not in answers and files.answer.exists():
+                text = files.answer.read_text(errors="replace")
+                files.answer.unlink(missing_ok=True)
+                answers[files.stem] = Answer(head, text)
         time.sleep(_POLL_S)
-    silent = [(family, image) for family, image in asked if family.stem not in answers]
-    for family, _ in silent:
-        family.ask.unlink(missing_ok=True)
+    silent = [(files, head) for files, head in asked if files.stem not in answers]
+    for files, _ in silent:
+        files.ask.unlink(missing_ok=True)
     answers.update(_signal(silent, timeout_s))
-    return [answers[family.stem] for family, _ in asked]
+    return [answers[files.stem] for files, _ in asked]
 
 
 def _signal(
-    silent: Sequence[tuple[ProcessFiles, JournalContent]], timeout_s: float
+    silent: Sequence[tuple[ProcessFiles, JournalHead]], timeout_s: float
 ) -> dict[Path, Answer]:
     answers: dict[Path, Answer] = {}
-    waiting: list[tuple[ProcessFiles, JournalContent, int]] = []
-    for family, image in silent:
-        number = image.meta.get("stacks_signal")
-        before = _size(family.stacks)
-        if not isinstance(number, int) or not number or not _handles(image, number):
-            answers[family.stem] = Answer(image, "", "it does not handle the signal for that")
+    waiting: list[tuple[ProcessFiles, JournalHead, int]] = []
+    for files, head in silent:
+        number = head.meta.get("stacks_signal")
+        before = _size(files.stacks)
+        if not isinstance(number, int) or not number or not _handles(head, number):
+            answers[files.stem] = Answer(head, "", "it does not handle the signal for that")
             continue
         try:
-            os.kill(image.process.pid, number)
+            os.kill(head.process.pid, number)
         except OSError as error:
-            answers[family.stem] = Answer(image, "", f"it cannot be asked: {error.strerror}")
+            answers[files.stem] = Answer(head, "", f"it cannot be asked: {error.strerror}")
             continue
-        waiting.append((family, image, before))
+        waiting.append((files, head, before))
     deadline = time.monotonic() + timeout_s
-    for family, image, before in waiting:
-        text = _wait_for(family.stacks, before, deadline)
+    for files, head, before in waiting:
+        text = _wait_for(files.stacks, before, deadline)
         problem = "" if text else "it did not answer in time"
-        answers[family.stem] = Answer(image, text, problem)
+        answers[files.stem] = Answer(head, text, problem)
     return answers
 
 
@@ -120,10 +120,10 @@ def _wait_for(path: Path, before: int, deadline: float) -> str:
         return ""
 
 
-def _handles(image: JournalContent, number: int) -> bool:
+def _handles(head: JournalHead, number: int) -> bool:
     """Whether a process has a handler for a signal."""
     try:
-        status = Path(f"/proc/{image.process.pid}/status").read_text()
+        status = Path(f"/proc/{head.process.pid}/status").read_text()
     except OSError:
         return False
     for line in status.splitlines():

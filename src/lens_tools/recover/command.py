@@ -1,4 +1,4 @@
-"""``lens recover`` and ``lens stacks``."""
+"""``lens recover``, ``lens ship`` and ``lens stacks``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from rich.console import Console
 
 from lens_core.journal.location import search
 from lens_core.journal.recover.output import own_directory
-from lens_core.journal.recover.recovery import DirectorySink, Recovered, RecoveredSink
+from lens_core.journal.recover.recovery import DirectorySink, RecoveryResult, RecoverySink
 from lens_core.journal.recover.recovery import recover as recover_journals
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
 from lens_core.telemetry.journaling import SenderSink
-from lens_tools.options import recovered_to_options, seconds_option
+from lens_tools.options import otlp_option, recovered_to_options, seconds_option
 from lens_tools.recover.asking import ask_for_stacks
+from lens_tools.recover.sending import SendResult, send_files
+from lens_tools.runs.read import RunError, run_files
 
-__all__ = ["recover", "stacks"]
+__all__ = ["recover", "ship", "stacks"]
 
 
 def _exit_status(text: str) -> tuple[int, int]:
@@ -56,10 +58,72 @@ def recover(
 
     DIR is a run's directory, a directory of journals, or the id of a run on this host. Spans that
     were open get nemo.span.truncated and the reason; live processes are left alone. Running it
-    again changes nothing.
+    again changes nothing. With --otlp, what the files of a run's directory hold is sent as well,
+    each span once.
 
     Exit status: 1 if something could not be read or delivered, 2 if there is no such run.
     """
+    result, sent = _recover(
+        runs,
+        output,
+        otlp,
+        exit_statuses=dict(map(_exit_status, exit_statuses)),
+        assume_dead=assume_dead,
+    )
+    console = Console(highlight=False, soft_wrap=True)
+    for name, reason in result.processes.items():
+        console.print(f"{name}: {reason}", markup=False)
+    console.print(
+        f"{len(result.processes)} processes recovered: {result.ended} ended spans, "
+        f"{result.truncated} that were open; {len(result.alive)} left alone, alive"
+    )
+    for name in result.busy:
+        console.print(f"{name}: somebody else is recovering it", markup=False)
+    if sent.sent or sent.known:
+        console.print(
+            f"sent {sent.sent} spans of files to {otlp}; {sent.known} had been sent before",
+            markup=False,
+        )
+    for problem in [*result.problems, *sent.problems]:
+        console.print(f"not recovered: {problem}", markup=False)
+    sys.exit(1 if result.problems or sent.problems else 0)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(file_okay=False), metavar="DIR")
+@otlp_option("OTLP/HTTP receiver, if not the configured one.")
+def ship(directory: str, otlp: str | None) -> None:
+    """Send the spans of a run's directory to a collector, each once.
+
+    The same as ``lens recover DIR --otlp ENDPOINT``. DIR is the directory of a run. Running it
+    again sends what has come since.
+
+    Exit status: 1 if something could not be read or sent, 2 if DIR holds no run.
+    """
+    endpoint = otlp or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    result, sent = _recover([directory], None, endpoint)
+    if not (result.processes or result.alive or result.problems or _has_files(directory)):
+        click.echo(f"lens: {directory} holds no telemetry; was anything exported there?", err=True)
+        sys.exit(2)
+    recovered = result.ended + result.truncated
+    click.echo(
+        f"sent {sent.sent} spans to {endpoint}; {sent.known} had been sent before, "
+        f"{recovered} came from journals of processes that were killed"
+    )
+    for problem in [*result.problems, *sent.problems]:
+        click.echo(problem, err=True)
+    sys.exit(1 if result.problems or sent.problems else 0)
+
+
+def _recover(
+    runs: Sequence[str],
+    output: Path | None,
+    otlp: str | None,
+    *,
+    exit_statuses: Mapping[int, int] | None = None,
+    assume_dead: bool = False,
+) -> tuple[RecoveryResult, SendResult]:
+    """Recover what these runs left; with an endpoint, send it and what is in their files."""
     searched = [search(run) for run in runs]
     directories = [path for one in searched for path in one.directories]
     for note in dict.fromkeys(note for one in searched for note in one.notes):
@@ -73,20 +137,27 @@ def recover(
         )
         sys.exit(2)
 
-    def sink(meta: Mapping[str, object]) -> RecoveredSink:
-        if otlp is not None:
-            return _otlp(otlp)
-        return DirectorySink(output or _place_for(meta, runs))
+    def sink(meta: Mapping[str, object]) -> RecoverySink:
+        if otlp is None:
+            return DirectorySink(output or _place_for(meta, runs))
+        # Into the files of the run, all of which are sent: they stay whole for who reads them here.
+        place = _named_place_of(meta, runs)
+        if place is not None:
+            return DirectorySink(place)
+        return SenderSink(otlp_sink(SPANS, os.environ, otlp))
 
     result = recover_journals(
         directories,
         sink,
-        exit_statuses=dict(map(_exit_status, exit_statuses)),
+        exit_statuses=exit_statuses,
         assume_dead=assume_dead,
         remove_emptied=True,
     )
-    _show(result)
-    sys.exit(1 if result.problems else 0)
+    sent = SendResult()
+    if otlp is not None:
+        for run in filter(_has_files, runs):
+            send_files(Path(run), otlp, sent)
+    return result, sent
 
 
 @click.command()
@@ -116,10 +187,6 @@ def stacks(runs: Sequence[str], timeout_s: float) -> None:
     sys.exit(1 if any(answer.problem for answer in answers) else 0)
 
 
-def _otlp(endpoint: str) -> RecoveredSink:
-    return SenderSink(otlp_sink(SPANS, os.environ, endpoint))
-
-
 def _place_for(meta: Mapping[str, object], runs: Sequence[str]) -> Path:
     """The directory that the process wrote its files to, or the one that was named if that is not.
 
@@ -133,15 +200,18 @@ def _place_for(meta: Mapping[str, object], runs: Sequence[str]) -> Path:
     return own_directory(meta)
 
 
-def _show(result: Recovered) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    for name, reason in result.processes.items():
-        console.print(f"{name}: {reason}", markup=False)
-    console.print(
-        f"{len(result.processes)} processes recovered: {result.ended} ended spans, "
-        f"{result.truncated} that were open; {len(result.alive)} left alone, alive"
-    )
-    for name in result.busy:
-        console.print(f"{name}: somebody else is recovering it", markup=False)
-    for problem in result.problems:
-        console.print(f"not recovered: {problem}", markup=False)
+def _named_place_of(meta: Mapping[str, object], runs: Sequence[str]) -> Path | None:
+    """The directory among those that were named which holds the files of a process, if any."""
+    own = str(meta.get("output_dir") or "")
+    moved = not os.path.isdir(own)
+    for run in filter(os.path.isdir, runs):
+        if _has_files(run) if moved else os.path.samefile(run, own):
+            return Path(run)
+    return None
+
+
+def _has_files(run: str) -> bool:
+    try:
+        return os.path.isdir(run) and bool(run_files(run))
+    except RunError:
+        return False

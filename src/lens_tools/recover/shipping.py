@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,19 +9,10 @@ from typing import Final
 
 from lens_core.journal.decoding import JournalSpan
 from lens_core.journal.read.liveness import Liveness
-from lens_core.journal.read.process_files import (
-    Left,
-    ProcessFiles,
-    find_process_files,
-    shipped_bytes,
-    shipped_path,
-)
-from lens_core.journal.recover.recovery import (
-    Recovered,
-    RecoveredSink,
-    readable_spans,
-    recover,
-)
+from lens_core.journal.read.process_files import ProcessFiles, find_process_files
+from lens_core.journal.read.shipped import shipped_bytes, write_shipped_bytes
+from lens_core.journal.recover.recovery import RecoveryResult, RecoverySink, recover
+from lens_core.journal.recover.truncation import readable_spans
 from lens_core.journal.spill import SpillReader
 
 __all__ = ["Round", "Shipper"]
@@ -41,7 +31,7 @@ class Round:
     """
 
     shipped: int = 0
-    recovered: Recovered = field(default_factory=Recovered)
+    recovered: RecoveryResult = field(default_factory=RecoveryResult)
     problems: list[str] = field(default_factory=list)
 
 
@@ -56,7 +46,7 @@ class Shipper:
         sink: Where spans go.
     """
 
-    def __init__(self, root: Path, sink: RecoveredSink) -> None:
+    def __init__(self, root: Path, sink: RecoverySink) -> None:
         self._root = root
         self._sink = sink
         self._readers: dict[Path, SpillReader] = {}
@@ -65,13 +55,13 @@ class Shipper:
         """Deliver all that is there now. Never raises for what it finds there."""
         result = Round()
         for directory in self._directories():
-            for family in self._families(directory, result):
+            for files in self._processes(directory, result):
                 try:
-                    self._ship(family, result)
+                    self._ship(files, result)
                 except (OSError, ValueError) as error:
-                    for path in family.spills:
+                    for path in files.spills:
                         self._readers.pop(path, None)  # read again from what is noted as shipped
-                    result.problems.append(f"{family.stem.name}: {error}")
+                    result.problems.append(f"{files.stem.name}: {error}")
         result.recovered = recover(self._directories(), lambda meta: self._sink)
         result.problems.extend(result.recovered.problems)
         return result
@@ -82,26 +72,25 @@ class Shipper:
         except OSError:
             return []  # no process has begun yet
 
-    def _families(self, directory: Path, result: Round) -> list[ProcessFiles]:
+    def _processes(self, directory: Path, result: Round) -> list[ProcessFiles]:
         try:
-            return [family for family in find_process_files(directory) if family.spills]
+            return [files for files in find_process_files(directory) if files.spills]
         except OSError as error:
             result.problems.append(f"{directory}: {error.strerror or error}")
             return []
 
-    def _ship(self, family: ProcessFiles, result: Round) -> None:
-        if family.liveness() is not Liveness.ALIVE:
+    def _ship(self, files: ProcessFiles, result: Round) -> None:
+        if files.liveness() is not Liveness.ALIVE:
             return  # recovery delivers all of it
-        with family.locked() as mine:
+        with files.locked() as mine:
             if not mine:
                 return
-            for path in family.spills:
+            for path in files.spills:
                 result.shipped += self._ship_file(path)
             # The process still appends to the last one, and recovery compares the table with it.
-            for path in family.spills[:-1]:
+            for path in files.spills[:-1]:
                 self._readers.pop(path, None)
-                path.unlink()
-                shipped_path(path).unlink(missing_ok=True)
+                files.delete_spill(path)
 
     def _ship_file(self, path: Path) -> int:
         reader = self._readers.get(path)
@@ -113,18 +102,11 @@ class Shipper:
             return 0
         count = 0
         for batch in _batches(reader.read()):
-            wanted = [span for span in batch if span.span_id not in reader.exported]
-            left = Left(wanted, reader.meta, None)
-            self._sink.deliver(path.name, readable_spans(left, reason=""))
-            _note_shipped(path, reader.offset)
-            count += len(wanted)
+            spans = [span for span in batch if span.span_id not in reader.exported]
+            self._sink.deliver(path.name, readable_spans(spans, reader.meta, reason=""))
+            write_shipped_bytes(path, reader.offset)
+            count += len(spans)
         return count
-
-
-def _note_shipped(spill: Path, offset: int) -> None:
-    part = shipped_path(spill).with_suffix(".part")
-    part.write_text(str(offset))
-    os.replace(part, shipped_path(spill))
 
 
 def _batches(spans: Iterator[JournalSpan]) -> Iterator[list[JournalSpan]]:

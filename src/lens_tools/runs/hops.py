@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from lens_tools.runs.read import SpanRecord
+from lens_core.otlp.span_records import SpanRecord
 from lens_core.semconv import LENS_HOP_DIRECTION, LENS_HOP_ID, LENS_TRANSPORT
 
 __all__ = ["HopResolution", "resolve_hops"]

@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from lens_core.journal.opening import read_regular_text
 from lens_core.journal.process_identity import boot_id, oom_kills
 from lens_core.journal.read.liveness import Liveness
-from lens_core.journal.read.reader import JournalContent
+from lens_core.journal.read.reader import JournalHead
+from lens_core.shared_files import read_regular_text
 
 __all__ = ["death_reason"]
 
@@ -26,12 +26,12 @@ _FATAL: Final = (
 
 
 def death_reason(
-    image: JournalContent, liveness: Liveness, *, stacks: Path, exit_status: int | None = None
+    journal: JournalHead, liveness: Liveness, *, stacks: Path, exit_status: int | None = None
 ) -> str:
     """Why the open spans of a journal were cut off.
 
     Args:
-        image: The journal.
+        journal: The journal.
         liveness: What is known of its process.
         stacks: The file that faulthandler of that process wrote to.
         exit_status: How the process ended, if its parent told: minus the number of the signal, or
@@ -42,11 +42,11 @@ def death_reason(
         ``oom``, ``exit`` (without clean-up), ``hang`` (nothing had moved in the last minute) or
         ``unknown``.
     """
-    if image.closed:
+    if journal.closed:
         return "shutdown"
     if liveness is Liveness.REPLACED:
         return "exec"
-    killed_for_memory = _oom_killed(image)
+    killed_for_memory = _oom_killed(journal)
     if exit_status is not None:
         if exit_status >= 0:
             return "exit"
@@ -65,15 +65,15 @@ def death_reason(
             return reason
     if killed_for_memory:
         return "oom"
-    if image.beat is not None and image.beat.time_ns - image.beat.activity_ns >= _HANG_NS:
+    if journal.beat is not None and journal.beat.time_ns - journal.beat.activity_ns >= _HANG_NS:
         return "hang"
     return "unknown"
 
 
-def _oom_killed(image: JournalContent) -> bool:
+def _oom_killed(journal: JournalHead) -> bool:
     """Whether a process of its cgroup was killed for want of memory since its last sign of life."""
-    if image.process.boot_id != boot_id():
+    if journal.process.boot_id != boot_id():
         return False  # the counter of that name is here another one
-    before = image.process.oom_kills if image.beat is None else image.beat.oom_kills
-    now = oom_kills(image.process.cgroup_events)
+    before = journal.process.oom_kills if journal.beat is None else journal.beat.oom_kills
+    now = oom_kills(journal.process.cgroup_events)
     return now is not None and now > before

@@ -14,38 +14,31 @@ from typing import Final
 
 from lens_core.journal.decoding import JournalSpan
 from lens_core.journal.exit_note import exit_note_path, read_exit_note
-from lens_core.journal.format import (
-    ANSWER_SUFFIX,
-    ASK_SUFFIX,
-    JOURNAL_SUFFIX,
-    STACKS_SUFFIX,
-    UNFINISHED_SUFFIX,
-)
-from lens_core.journal.opening import open_regular
-from lens_core.journal.process_identity import ProcessIdentity
+from lens_core.journal.format import ANSWER_SUFFIX, ASK_SUFFIX, JOURNAL_SUFFIX, STACKS_SUFFIX
+from lens_core.journal.process_identity import ProcessIdentity, boot_id
 from lens_core.journal.read.liveness import Liveness, is_alive
-from lens_core.journal.read.reader import JournalContent, JournalError, read_journal
+from lens_core.journal.read.reader import (
+    JournalContent,
+    JournalError,
+    JournalHead,
+    read_head,
+    read_journal,
+)
+from lens_core.journal.read.shipped import shipped_bytes, shipped_path
 from lens_core.journal.spill import SPILL_SUFFIX, SpillReader
-from lens_core.whole_number import whole_number
+from lens_core.shared_files import UNFINISHED_SUFFIX, open_regular, read_regular_text
 
-__all__ = [
-    "ProcessFiles",
-    "Left",
-    "find_process_files",
-    "remove_unfinished",
-    "shipped_bytes",
-    "shipped_path",
-]
+__all__ = ["ProcessFiles", "UndeliveredSpans", "find_process_files", "remove_unfinished"]
 
 _SPILL_NAME: Final = re.compile(rf"(?P<stem>.+)\.\d{{6}}{re.escape(SPILL_SUFFIX)}")
-#: To make a journal takes milliseconds.
+#: To make a journal, or to write one of the small files beside it, takes milliseconds.
 _UNFINISHED_S: Final = 60.0
-_SHIPPED_SUFFIX: Final = ".shipped"
+_MAX_STACKS: Final = 16_384
 
 
 @dataclass(slots=True)
-class Left:
-    """What one process left behind and nobody has delivered.
+class UndeliveredSpans:
+    """What one process recorded and nobody has delivered.
 
     Attributes:
         spans: Each span once, ended and open.
@@ -94,8 +87,11 @@ class ProcessFiles:
         """How the process ended, where its launcher noted that."""
         return read_exit_note(self.stem)
 
-    def liveness(self) -> Liveness:
+    def liveness(self, head: JournalHead | None = None) -> Liveness:
         """Whether the process is still there.
+
+        Args:
+            head: Its journal, where that has been read.
 
         Raises:
             OSError: the journal cannot be read.
@@ -104,7 +100,7 @@ class ProcessFiles:
         if not self.journal.exists():
             return Liveness.DEAD  # its journal was closed, and only spill files are left
         try:
-            image = read_journal(self.journal)
+            head = head or read_head(self.journal)
         except JournalError:
             process = self._spilled_by()
             if process is None:
@@ -112,7 +108,7 @@ class ProcessFiles:
             # It may have given its journal up and live: that it does not map it proves nothing.
             judged = is_alive(process, self.journal)
             return Liveness.ALIVE if judged is Liveness.REPLACED else judged
-        return Liveness.DEAD if image.closed else is_alive(image.process, self.journal)
+        return Liveness.DEAD if head.closed else is_alive(head.process, self.journal)
 
     def _spilled_by(self) -> ProcessIdentity | None:
         """Which process wrote the spill files, where one of them says it."""
@@ -143,22 +139,38 @@ class ProcessFiles:
             # It may have been recovered between the listing and the lock.
             yield os.fstat(file.fileno()).st_nlink > 0
 
-    def read(self) -> Left:
+    def last_stacks(self, head: JournalHead) -> tuple[int, str]:
+        """The latest stacks of its threads, and when faulthandler wrote them.
+
+        After a fatal signal that is the moment of its death, nearer than the last sign of life. The
+        time is 0 where the stacks are those that it wrote itself when nothing moved, or there are
+        none, or the files are a copy: the time would be that of the copying.
+        """
+        try:
+            text = read_regular_text(self.stacks)
+            written_ns = self.stacks.stat().st_mtime_ns
+        except OSError:
+            text, written_ns = "", 0
+        if not text or written_ns < head.stacks_ns:
+            return 0, head.stacks
+        return written_ns if head.process.boot_id == boot_id() else 0, text[-_MAX_STACKS:]
+
+    def read(self) -> UndeliveredSpans:
         """All spans that nobody has delivered.
 
         Raises:
             OSError: a file cannot be read.
             JournalError: the journal is none, or its head is damaged.
         """
-        image, problems = None, []
+        journal, problems = None, []
         try:
-            image = read_journal(self.journal) if self.journal.exists() else None
-            problems = list(image.problems) if image is not None else []
+            journal = read_journal(self.journal) if self.journal.exists() else None
+            problems = list(journal.problems) if journal is not None else []
         except JournalError as error:
             if not self.spills:
                 raise
             problems.append(f"{self.journal}: {error}")  # what it spilled is whole
-        meta: Mapping[str, object] = image.meta if image is not None else {}
+        meta: Mapping[str, object] = journal.meta if journal is not None else {}
         spilled: dict[int, JournalSpan] = {}
         done: set[int] = set()
         for path in self.spills:
@@ -175,19 +187,31 @@ class ProcessFiles:
                 problems.append(reader.problem)
         spans = {
             span.span_id: span
-            for span in [*spilled.values(), *(image.spans if image is not None else ())]
+            for span in [*spilled.values(), *(journal.spans if journal is not None else ())]
             if span.span_id not in done
         }
-        return Left(list(spans.values()), meta, image, problems)
+        return UndeliveredSpans(list(spans.values()), meta, journal, problems)
 
     def delete(self) -> None:
         """Delete the files, the table last: without it the others are not looked for first."""
         for path in self.spills:
-            shipped_path(path).unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            self.delete_spill(path)
         for path in (self.stacks, self.ask, self.answer, exit_note_path(self.stem)):
             path.unlink(missing_ok=True)
         self.journal.unlink(missing_ok=True)
+
+    def delete_spill(self, spill: Path) -> None:
+        """Delete a spill file, and the note of what of it has been shipped."""
+        shipped_path(spill).unlink(missing_ok=True)
+        spill.unlink(missing_ok=True)
+
+    def set_aside(self) -> None:
+        """Keep files of which not all can be read under a name that is not looked for again."""
+        for path in (*self.spills, self.journal):
+            if path.exists():
+                path.replace(path.with_name(path.name + ".damaged"))
+        self.stacks.unlink(missing_ok=True)
+        exit_note_path(self.stem).unlink(missing_ok=True)
 
 
 def find_process_files(directory: Path) -> list[ProcessFiles]:
@@ -208,22 +232,8 @@ def find_process_files(directory: Path) -> list[ProcessFiles]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Delete journals whose process was killed before they were complete: nothing is in them."""
-    for path in directory.glob(f".spans-*{JOURNAL_SUFFIX}{UNFINISHED_SUFFIX}"):
+    """Delete files whose writer was killed before they were complete: nothing is in them."""
+    for path in directory.glob(f".spans-*{UNFINISHED_SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_S:
                 path.unlink()
-
-
-def shipped_path(spill: Path) -> Path:
-    """The file that says how much of a spill file has been shipped."""
-    return spill.with_name(spill.name + _SHIPPED_SUFFIX)
-
-
-def shipped_bytes(spill: Path) -> int:
-    """How much of a spill file has been shipped."""
-    try:
-        text = shipped_path(spill).read_text(errors="replace")
-    except OSError:
-        return 0
-    return whole_number(text) or 0

@@ -29,10 +29,18 @@ from lens_core.journal.format import (
     STACKS_BYTES,
     records,
 )
-from lens_core.journal.opening import open_regular
 from lens_core.journal.process_identity import ProcessIdentity
+from lens_core.shared_files import open_regular
 
-__all__ = ["Beat", "JournalError", "JournalContent", "parse_journal", "read_head", "read_journal"]
+__all__ = [
+    "Beat",
+    "JournalContent",
+    "JournalError",
+    "JournalHead",
+    "parse_journal",
+    "read_head",
+    "read_journal",
+]
 
 _MAX_BYTES: Final = 1 << 30
 #: Header, stacks and what is true of the process for its life.
@@ -63,8 +71,8 @@ class Beat:
 
 
 @dataclass(slots=True)
-class JournalContent:
-    """What a journal holds.
+class JournalHead:
+    """What a journal says of its process.
 
     Attributes:
         path: The file.
@@ -74,8 +82,6 @@ class JournalContent:
         beat: Its last sign of life; ``None`` if there is none.
         stacks_ns: When ``stacks`` were written; 0 if never.
         stacks: The stacks of its threads when nothing had moved for a while.
-        spans: Its spans; those without an end are open.
-        problems: One line per span that could not be read.
     """
 
     path: Path
@@ -85,14 +91,25 @@ class JournalContent:
     beat: Beat | None
     stacks_ns: int
     stacks: str
-    spans: list[JournalSpan] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
     @property
     def attributes(self) -> Mapping[str, object]:
         """The resource attributes of the process."""
         attributes = self.meta.get("attributes")
         return attributes if isinstance(attributes, dict) else {}
+
+
+@dataclass(slots=True)
+class JournalContent(JournalHead):
+    """All that a journal holds.
+
+    Attributes:
+        spans: Its spans; those without an end are open.
+        problems: One line per span that could not be read.
+    """
+
+    spans: list[JournalSpan] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def open_spans(self) -> list[JournalSpan]:
@@ -121,7 +138,7 @@ def read_journal(path: Path) -> JournalContent:
         return parse_journal(path, file.read(_MAX_BYTES))
 
 
-def read_head(path: Path) -> JournalContent:
+def read_head(path: Path) -> JournalHead:
     """What a journal says of its process; its spans are not read.
 
     Raises:
@@ -129,26 +146,35 @@ def read_head(path: Path) -> JournalContent:
         JournalError: it is no journal.
     """
     with open_regular(path) as file:
-        content = file.read(_HEAD_BYTES)
-    # Cut before the first block; a head of this size is none that was written here.
-    first = HEADER.unpack_from(content)[2] if len(content) >= HEADER.size else 0
-    return parse_journal(path, content[:first] if first >= META_AT else content)
+        return _head(path, file.read(_HEAD_BYTES))[0]
 
 
-def parse_journal(path: Path, content: bytes) -> JournalContent:
-    """What the content of a journal means; ``path`` is for messages.
+def parse_journal(path: Path, data: bytes) -> JournalContent:
+    """What the bytes of a journal mean; ``path`` is for messages.
 
     Raises:
         JournalError: it is no journal.
     """
-    if len(content) < META_AT:
+    head, first, block_bytes, blocks = _head(path, data)
+    content = JournalContent(
+        path, head.meta, head.process, head.closed, head.beat, head.stacks_ns, head.stacks
+    )
+    if len(data) < first + blocks * block_bytes:
+        content.problems.append(f"{path}: the file is cut short")
+    _read_blocks(data[first:], block_bytes, content)
+    return content
+
+
+def _head(path: Path, data: bytes) -> tuple[JournalHead, int, int, int]:
+    """What it says of its process; where its blocks begin, their size and their number."""
+    if len(data) < META_AT:
         raise JournalError("the file is cut short")
-    magic, version, first, block_bytes, blocks, meta_bytes, meta_sum = HEADER.unpack_from(content)
+    magic, version, first, block_bytes, blocks, meta_bytes, meta_sum = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise JournalError("not a journal")
     if version != FORMAT_VERSION:
         raise JournalError(f"version {version} of the format is not known here")
-    packed = content[META_AT : META_AT + meta_bytes]
+    packed = data[META_AT : META_AT + meta_bytes]
     if zlib.crc32(packed) != meta_sum or block_bytes <= BLOCK_HEADER_BYTES:
         raise JournalError("the head is damaged")
     try:
@@ -156,17 +182,13 @@ def parse_journal(path: Path, content: bytes) -> JournalContent:
         process = ProcessIdentity.from_mapping(meta)
     except (ValueError, TypeError, AttributeError) as error:
         raise JournalError(f"the head is damaged: {error}") from error
-    stacks_ns, stacks = _stacks(content)
-    image = JournalContent(
-        path, meta, process, bool(content[CLOSED_AT]), _beat(content), stacks_ns, stacks
-    )
-    if len(content) < first + blocks * block_bytes:
-        image.problems.append(f"{path}: the file is cut short")
-    _read_blocks(content[first:], block_bytes, image)
-    return image
+    stacks_ns, stacks = _stacks(data)
+    closed = bool(data[CLOSED_AT])
+    head = JournalHead(path, meta, process, closed, _beat(data), stacks_ns, stacks)
+    return head, first, block_bytes, blocks
 
 
-def _read_blocks(content: bytes, block_bytes: int, image: JournalContent) -> None:
+def _read_blocks(content: bytes, block_bytes: int, found: JournalContent) -> None:
     scopes: dict[int, Sequence[object]] = {}
     starts: list[int] = []
     for at in range(0, len(content) - block_bytes + 1, block_bytes):
@@ -180,13 +202,13 @@ def _read_blocks(content: bytes, block_bytes: int, image: JournalContent) -> Non
                     index, scope = decode_scope(payload)
                     scopes[index] = scope
             except ValueError as error:
-                image.problems.append(f"{image.path}: block {at // block_bytes}: {error}")
+                found.problems.append(f"{found.path}: block {at // block_bytes}: {error}")
     for at in starts:
         generation, end_ns, stream = _stream(content, at, block_bytes)
         try:
-            image.spans.append(decode_span(stream, generation, end_ns, scopes))
+            found.spans.append(decode_span(stream, generation, end_ns, scopes))
         except ValueError as error:
-            image.problems.append(f"{image.path}: block {at // block_bytes}: {error}")
+            found.problems.append(f"{found.path}: block {at // block_bytes}: {error}")
 
 
 def _stream(content: bytes, at: int, block_bytes: int) -> tuple[int, int | None, bytes]:

@@ -1,9 +1,10 @@
 """Keeps a truncated journal from killing the process.
 
-A store into a mapped page that its file no longer has raises SIGBUS, whose default is to kill the
-process. Somebody who truncates a journal (a clean-up job, a full-disk rescue) must not kill a
-training run. Python code cannot handle SIGBUS with :func:`signal.signal`: its handler would return
-to the store, which would fault again, for ever.
+What it prevents: a store into a mapped page that its file no longer has raises SIGBUS, whose
+default is to kill the process, so somebody who truncates a journal (a clean-up job, a full-disk
+rescue) would kill a training run at its next span. No file can be kept from being cut short, and
+:func:`signal.signal` cannot handle it: its handler would return to the store, which would fault
+again, for ever.
 
 So the handler here is set with ``sigaction``. It puts anonymous memory where the mapping was and
 returns, and the store goes through; nothing reaches the file any more, which the heartbeat of the
@@ -20,19 +21,15 @@ import mmap
 import signal
 import struct
 import sys
-import time
-from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BusErrorGuard", "Region", "guard"]
+__all__ = ["BusErrorGuard", "guard"]
 
 _SUPPORTED: Final = sys.platform == "linux" and struct.calcsize("P") == 8
 _SA_SIGINFO: Final = 4
 #: Offsets in ``siginfo_t`` of 64-bit Linux.
 _SI_CODE_AT: Final = 8
 _SI_ADDR_AT: Final = 16
-#: A foreign SIGBUS that comes back within this time has gone in a circle.
-_AGAIN_S: Final = 1.0
 _READ_WRITE: Final = 0x1 | 0x2
 _PRIVATE_FIXED_ANONYMOUS: Final = 0x02 | 0x10 | 0x20
 
@@ -47,21 +44,6 @@ class _SigAction(ctypes.Structure):
     )
 
 
-@dataclass(slots=True)
-class Region:
-    """A mapping that is watched.
-
-    Attributes:
-        start: Its address.
-        size_bytes: Its size.
-        lost: Whether it was cut short and is now memory that belongs to no file.
-    """
-
-    start: int
-    size_bytes: int
-    lost: bool = False
-
-
 class BusErrorGuard:
     """Watches mappings; the signal handler is installed with the first of them.
 
@@ -70,16 +52,15 @@ class BusErrorGuard:
     """
 
     def __init__(self) -> None:
-        self._regions: list[Region] = []
+        self._regions: list[tuple[int, int]] = []
         self._before = _SigAction()  # all zero: the default action
-        self._passed_on_s = -_AGAIN_S
         self._action = _SigAction()
         self._callback: object = None
 
-    def watch(self, memory: mmap.mmap) -> Region:
-        """Survive the truncation of the file behind a mapping."""
+    def watch(self, memory: mmap.mmap) -> tuple[int, int]:
+        """Survive the truncation of the file behind a mapping; gives its address and size."""
         view = ctypes.c_char.from_buffer(memory)
-        region = Region(ctypes.addressof(view), len(memory))
+        region = ctypes.addressof(view), len(memory)
         del view  # or the mapping could not be closed
         if _SUPPORTED:
             self._regions.append(region)
@@ -99,7 +80,7 @@ class BusErrorGuard:
                 signal.SIGBUS, ctypes.byref(self._action), ctypes.byref(self._before)
             )
 
-    def forget(self, region: Region) -> None:
+    def forget(self, region: tuple[int, int]) -> None:
         """Watch it no longer."""
         if region in self._regions:
             self._regions.remove(region)
@@ -107,13 +88,10 @@ class BusErrorGuard:
     def _prepare(self) -> None:
         self._libc = ctypes.CDLL(None)
         self._libc.mmap.restype = ctypes.c_void_p
+        # address, size, protection, flags, descriptor, offset
         self._libc.mmap.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_long,
+            *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+            *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
         )
         callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
             self._on_bus_error
@@ -126,27 +104,16 @@ class BusErrorGuard:
     def _on_bus_error(self, signum: int, info: int, context: int) -> None:
         code = ctypes.c_int.from_address(info + _SI_CODE_AT).value
         address = ctypes.c_void_p.from_address(info + _SI_ADDR_AT).value or 0
-        if code > 0:
-            for region in self._regions:
-                if region.start <= address < region.start + region.size_bytes:
-                    mapped = self._libc.mmap(
-                        region.start,
-                        region.size_bytes,
-                        _READ_WRITE,
-                        _PRIVATE_FIXED_ANONYMOUS,
-                        -1,
-                        0,
-                    )
-                    if mapped == region.start:
-                        region.lost = True
-                        return
+        for start, size in self._regions:
+            if code > 0 and start <= address < start + size:
+                flags = _PRIVATE_FIXED_ANONYMOUS
+                if self._libc.mmap(start, size, _READ_WRITE, flags, -1, 0) == start:
+                    return
         # Not ours. The store that faulted is tried again and meets the handler from before; a
         # signal that somebody sent has to be sent again. Where that handler in turn hands on to
-        # this one, which it found when it was installed, that is the end.
-        now_s = time.monotonic()
-        follows = _SigAction() if now_s - self._passed_on_s < _AGAIN_S else self._before
-        self._passed_on_s = now_s
-        self._libc.sigaction(signum, ctypes.byref(follows), None)
+        # this one, which it found when it was installed, the default action is the end.
+        self._libc.sigaction(signum, ctypes.byref(self._before), None)
+        self._before = _SigAction()
         if code <= 0:
             signal.raise_signal(signum)
 

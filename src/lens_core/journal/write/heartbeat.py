@@ -12,11 +12,12 @@ import time
 from typing import Final
 
 from lens_core.diagnostics import describe, diagnostics
-from lens_core.journal.format import ANSWER_SUFFIX, ASK_SUFFIX, UNFINISHED_SUFFIX
+from lens_core.journal.format import ANSWER_SUFFIX, ASK_SUFFIX
 from lens_core.journal.process_identity import oom_kills
 from lens_core.journal.write.bus_error import guard
 from lens_core.journal.write.stacks import live_stacks
 from lens_core.journal.write.writer import Journal
+from lens_core.shared_files import write_atomically
 
 __all__ = ["Heartbeat"]
 
@@ -113,9 +114,8 @@ class Heartbeat:
         if not ask.exists():
             return
         text = live_stacks(skip=threading.get_ident())
-        part = stem.with_name(stem.name + ANSWER_SUFFIX + UNFINISHED_SUFFIX)
-        part.write_text(text, errors="replace")
-        part.replace(stem.with_name(stem.name + ANSWER_SUFFIX))
+        answer = stem.with_name(stem.name + ANSWER_SUFFIX)
+        write_atomically(answer, [text.encode("utf-8", "replace")])
         ask.unlink(missing_ok=True)
         self._journal.table.write_stacks(now_ns, text)
 

@@ -8,6 +8,7 @@ SDK has taken them: exactly what the SDK kept, with its limits applied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from opentelemetry.context import Context
@@ -26,8 +27,9 @@ from lens_core.journal.encoding import (
 from lens_core.journal.format import Kind
 from lens_core.journal.process_identity import cgroup_events_file
 from lens_core.journal.write.heartbeat import Heartbeat
+from lens_core.journal.write.settings import JournalSettings
 from lens_core.journal.write.stacks import StacksFile, choose_signal
-from lens_core.journal.write.writer import Journal, JournalSettings
+from lens_core.journal.write.writer import Journal
 
 __all__ = ["JournalSpanProcessor", "JournaledExporter"]
 
@@ -48,19 +50,11 @@ class JournalSpanProcessor(SpanProcessor):
     """
 
     def __init__(self, settings: JournalSettings) -> None:
-        self._keeper: Heartbeat | None = None
+        self._heartbeat: Heartbeat | None = None
         number = choose_signal()
         self._stacks = StacksFile(number)
         details = {**settings.details, "stacks_signal": number}
-        settings = JournalSettings(
-            directory=settings.directory,
-            keeps=settings.keeps,
-            blocks=settings.blocks,
-            attributes=settings.attributes,
-            schema_url=settings.schema_url,
-            details=details,
-        )
-        self.journal = Journal(settings, on_begin=self._on_begin)
+        self.journal = Journal(replace(settings, details=details), on_begin=self._on_begin)
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Write down a span that has started. Never raises."""
@@ -96,8 +90,8 @@ class JournalSpanProcessor(SpanProcessor):
 
     def shutdown(self) -> None:
         """Close the journal; it is deleted if nothing in it has to be recovered."""
-        if self._keeper is not None:
-            self._keeper.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self._stacks.close()
         self.journal.close()
 
@@ -107,8 +101,8 @@ class JournalSpanProcessor(SpanProcessor):
 
     def _on_begin(self, journal: Journal) -> None:
         self._stacks.open(journal.stem)
-        self._keeper = Heartbeat(journal)
-        self._keeper.start(cgroup_events_file())
+        self._heartbeat = Heartbeat(journal)
+        self._heartbeat.start(cgroup_events_file())
 
 
 class JournaledExporter(SpanExporter):

@@ -8,14 +8,11 @@ handler that starts a span in the middle of another one's start finds everything
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import struct
 import zlib
 from pathlib import Path
 from typing import Final
-
-import msgpack
 
 from lens_core.journal.format import (
     BEAT,
@@ -27,24 +24,20 @@ from lens_core.journal.format import (
     CLOSED_AT,
     END_AT,
     ENDED_AT,
-    FORMAT_VERSION,
     FREE,
-    HEADER,
-    MAGIC,
-    META_AT,
     NEXT_AT,
     RECORD_HEADER_BYTES,
     SPAN,
     STACKS,
     STACKS_AT,
     STACKS_BYTES,
-    UNFINISHED_SUFFIX,
     Kind,
-    round_to_page,
 )
 from lens_core.journal.write.bus_error import guard
+from lens_core.journal.write.slot import Slot
+from lens_core.journal.write.table_file import make_table_file
 
-__all__ = ["Slot", "Table"]
+__all__ = ["Table"]
 
 _FIRST: Final = struct.Struct("<BHIIIQBII")  # a block's header without its state, and a record's
 _FIRST_BYTES: Final = 1 + _FIRST.size
@@ -52,32 +45,6 @@ _RECORD_TAIL: Final = struct.Struct("<II")  # a record's header without its kind
 _END: Final = struct.Struct("<Q")
 _NEXT: Final = struct.Struct("<I")
 _GENERATIONS: Final = 2**32
-
-
-class Slot:
-    """Where one span stands in the table.
-
-    Attributes:
-        block: Index of its first block.
-        at: Offset of that block.
-        generation: Seed of its checksums.
-        cursor: Offset at which the next record goes.
-        limit: Offset of the end of the block that ``cursor`` is in.
-        more: Indices of the further blocks.
-    """
-
-    __slots__ = ("at", "block", "cursor", "generation", "limit", "more", "table")
-
-    def __init__(
-        self, table: Table, block: int, at: int, generation: int, cursor: int, limit: int
-    ) -> None:
-        self.table = table
-        self.block = block
-        self.at = at
-        self.generation = generation
-        self.cursor = cursor
-        self.limit = limit
-        self.more: list[int] | None = None
 
 
 class Table:
@@ -93,36 +60,12 @@ class Table:
     """
 
     def __init__(self, path: Path, meta: dict[str, object], *, blocks: int) -> None:
-        packed = msgpack.packb(meta, unicode_errors="surrogatepass")
-        first = round_to_page(META_AT + len(packed))
-        size = first + blocks * BLOCK_BYTES
-        unfinished = path.with_name(f".{path.name}{UNFINISHED_SUFFIX}")
-        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            # Without this a full disk would show as SIGBUS at the first store into a page.
-            os.posix_fallocate(descriptor, 0, size)
-            self._map = mmap.mmap(
-                descriptor, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            )
-            head = HEADER.pack(
-                MAGIC, FORMAT_VERSION, first, BLOCK_BYTES, blocks, len(packed), zlib.crc32(packed)
-            )
-            self._map[META_AT : META_AT + len(packed)] = packed
-            self._map[: len(head)] = head
-            os.rename(unfinished, path)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
-        finally:
-            inode = os.fstat(descriptor)
-            os.close(descriptor)
-        self._inode = (inode.st_dev, inode.st_ino)
+        self._map, self._first, self._inode = make_table_file(path, meta, blocks)
         self.path = path
         self.blocks = blocks
-        self.size_bytes = size
+        self.size_bytes = len(self._map)
         #: False once this process must not write here: closed, or inherited in a fork.
         self.live = True
-        self._first = first
         self._free = list(range(blocks - 1, -1, -1))
         self._generations = itertools.count(1)
         self._beats = 0
@@ -136,7 +79,10 @@ class Table:
     @property
     def truncated(self) -> bool:
         """Whether somebody cut the file short; what is stored now goes nowhere."""
-        return self._region.lost or not self._has_full_size()
+        try:
+            return self._map.size() < self.size_bytes
+        except (OSError, ValueError):
+            return True
 
     @property
     def reachable(self) -> bool:
@@ -292,9 +238,3 @@ class Table:
             self._free.extend(taken)
             return None
         return taken
-
-    def _has_full_size(self) -> bool:
-        try:
-            return self._map.size() >= self.size_bytes
-        except (OSError, ValueError):
-            return False

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from opentelemetry.sdk.trace import Span
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -28,41 +27,15 @@ from lens_core.journal.format import (
     Kind,
 )
 from lens_core.journal.process_identity import describe_process
-from lens_core.journal.spill import SpilledSpan, SpillFile
-from lens_core.journal.write.table import Slot, Table
+from lens_core.journal.spill import SpillFile
+from lens_core.journal.write.ended_spans import SPILL_BATCH, EndedSpans
+from lens_core.journal.write.settings import JournalSettings
+from lens_core.journal.write.slot import Slot
+from lens_core.journal.write.table import Table
 
-__all__ = ["Journal", "JournalSettings", "Keeps"]
+__all__ = ["Journal"]
 
-#: ``open``: spans until they end. ``all``: until they are exported. ``ship``: until they are in a
-#: spill file, from where another process ships them.
-Keeps = Literal["open", "all", "ship"]
-
-_SPILL_BATCH: Final = 256
-#: Ids of spilled spans that an exporter may still acknowledge; it holds far fewer in its queue.
-_MAX_SPILLED: Final = 100_000
 _MAX_CACHED_SCOPES: Final = 1000
-_ATTEMPTS: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class JournalSettings:
-    """What a journal keeps, and where.
-
-    Attributes:
-        directory: Where the files are.
-        keeps: Which spans.
-        blocks: Number of blocks of the table.
-        attributes: The resource attributes of the process.
-        schema_url: Schema of those attributes.
-        details: What else a reader should know: the run, where its telemetry goes.
-    """
-
-    directory: Path
-    keeps: Keeps = "open"
-    blocks: int = 8192
-    attributes: Mapping[str, object] = field(default_factory=dict)
-    schema_url: str = ""
-    details: Mapping[str, object] = field(default_factory=dict)
 
 
 class Journal:
@@ -115,7 +88,7 @@ class Journal:
     @property
     def waiting_count(self) -> int:
         """How many ended spans stand in the table or a spill file and are not yet exported."""
-        return len(self._ended) + len(self._spilled) + self._forgotten
+        return len(self._ended)
 
     def start(self, span: Span, context: SpanContext) -> Slot | None:
         """Write down a span that has started; ``None`` where there is no room."""
@@ -154,50 +127,21 @@ class Journal:
             slot.table.release(slot)
             return
         slot.table.end(slot, end_ns)
-        self._ended[span_id] = (slot, end_ns)
+        self._ended.in_table[span_id] = (slot, end_ns)
 
     def exported(self, span_ids: Iterable[int]) -> None:
         """Forget ended spans, which somebody else keeps from now on."""
-        spilled = []
-        for span_id in span_ids:
-            waiting = self._ended.pop(span_id, None)
-            if waiting is not None:
-                waiting[0].table.release(waiting[0])
-            elif self._spilled.pop(span_id, False):
-                spilled.append(span_id)
-        if spilled:
-            try:
-                self._spill.write_exported(spilled)
-            except OSError as error:
-                _report_spill(error)
+        self._ended.forget(span_ids)
 
-    def spill(self, *, keep_free: int) -> bool:
-        """Move ended spans to a file, oldest first, until so many blocks are free.
-
-        Returns:
-            Whether all that had to be moved was moved.
-        """
-        while self._table.live and self._table.free_blocks < keep_free and self._ended:
-            batch: list[tuple[Slot, SpilledSpan]] = []
-            while len(batch) < _SPILL_BATCH and (oldest := self._pop_oldest()) is not None:
-                batch.append(oldest)
-            try:
-                self._spill.write(spilled for _, spilled in batch)
-            except OSError as error:
-                for slot, spilled in batch:
-                    self._ended[spilled.span_id] = (slot, spilled.end_ns)
-                    self._spilled.pop(spilled.span_id, None)
-                _report_spill(error)
-                return False
-            for slot, _ in batch:
-                slot.table.release(slot)
-        return True
+    def spill(self, *, keep_free: int) -> None:
+        """Move ended spans to a file, oldest first, until so many blocks are free."""
+        self._ended.spill(self._table, keep_free=keep_free)
 
     def give_up(self) -> None:
         """Stop to write, for good, and leave the file as it is."""
         self._closed = True
         self._table.abandon()
-        self._spill.close(delete=False)
+        self._ended.close(delete=False)
 
     def close(self) -> bool:
         """Stop; whether nothing is left that would have to be recovered.
@@ -210,11 +154,11 @@ class Journal:
             return True
         if self.settings.keeps == "ship":
             self.spill(keep_free=table.blocks + 1)
-            clean = not self._open and not self._ended
+            clean = not self._open and not self._ended.in_table
         else:
             clean = not self._open and not self.waiting_count
         table.close()
-        self._spill.close(delete=clean and self.settings.keeps != "ship")
+        self._ended.close(delete=clean and self.settings.keeps != "ship")
         if clean:
             for suffix in (STACKS_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX):
                 self._stem.with_name(self._stem.name + suffix).unlink(missing_ok=True)
@@ -239,28 +183,17 @@ class Journal:
         self._scope_indices: dict[InstrumentationScope | None, int] = {}
         self._scope_records: dict[int, bytes] = {}
         self._open: dict[int, Slot] = {}
-        self._ended: dict[int, tuple[Slot, int]] = {}
-        # As an ordered set: the value is always true.
-        self._spilled: dict[int, bool] = {}
-        self._forgotten = 0
         self._closed = False
-        self.started = 0
-        self.added = 0
-        self.ended = 0
-        self.overflowed = 0
+        self.started = self.added = self.ended = self.overflowed = 0
         path = self._stem.with_name(name + JOURNAL_SUFFIX)
-        self._table = self._make_table(path, meta)
-        self._spill = SpillFile(self._stem, meta, self._scope_records)
+        self._table = Table(path, meta, blocks=settings.blocks)
+        self._ended = self._make_ended(meta)
         if self._on_begin is not None:
             self._on_begin(self)
 
-    def _make_table(self, path: Path, meta: dict[str, object]) -> Table:
-        for _ in range(_ATTEMPTS):
-            # The last process of the run to end may remove the directory in between.
-            with contextlib.suppress(FileNotFoundError):
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                return Table(path, meta, blocks=self.settings.blocks)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    def _make_ended(self, meta: Mapping[str, object]) -> EndedSpans:
+        spill = SpillFile(self._stem, meta, self._scope_records)
+        return EndedSpans(spill, awaits_export=self.settings.keeps != "ship")
 
     def _begin_again(self) -> bool:
         """In a forked child: a journal of its own."""
@@ -290,30 +223,9 @@ class Journal:
         self._scope_cache[id(scope)] = (index, scope)
         return index
 
-    def _pop_oldest(self) -> tuple[Slot, SpilledSpan] | None:
-        while self._ended:
-            try:
-                span_id = next(iter(self._ended))
-            except (StopIteration, RuntimeError):
-                continue  # another thread changed it in between
-            self._spilled[span_id] = True
-            waiting = self._ended.pop(span_id, None)
-            if waiting is None:
-                self._spilled.pop(span_id, None)
-                continue
-            if self.settings.keeps == "ship":
-                self._spilled.pop(span_id, None)  # nobody in this process exports it
-            elif len(self._spilled) > _MAX_SPILLED:
-                self._spilled.pop(next(iter(self._spilled)), None)
-                self._forgotten += 1
-            slot, end_ns = waiting
-            stream = slot.table.stream(slot)
-            return slot, SpilledSpan(span_id, slot.generation, end_ns, stream)
-        return None
-
     def _make_room(self) -> None:
         """Spill at once: the one case in which a span waits for a file."""
-        self.spill(keep_free=_SPILL_BATCH)
+        self.spill(keep_free=SPILL_BATCH)
 
     def _overflow(self) -> None:
         self.overflowed += 1
@@ -329,17 +241,8 @@ class Journal:
         if self._table.live:
             self._table.abandon()
             self._open = {}
-            self._ended = {}
-            self._spilled = {}
+            self._ended = self._make_ended({})
             attributes = dict(self.settings.attributes)
             if "process.pid" in attributes:
                 attributes["process.pid"] = os.getpid()
             self.settings = replace(self.settings, attributes=attributes)
-
-
-def _report_spill(error: OSError) -> None:
-    diagnostics.record(
-        "journal.spill_failed",
-        f"ended spans cannot be moved out of the journal: {error}",
-        todo="Make room in the directory of the journal (NEMO_LENS_JOURNAL_DIR).",
-    )

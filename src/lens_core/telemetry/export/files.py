@@ -6,39 +6,27 @@ The format is that of the OpenTelemetry Collector's file exporter, so the Collec
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
+from lens_core.journal.process_identity import host_name
 from lens_core.otlp.json_spans import JsonObject, to_line
+from lens_core.shared_files import file_name
 from lens_core.telemetry.pipeline.delivery import Outcome
 
 __all__ = ["FileSink", "LineFile", "run_directory"]
 
 T = TypeVar("T")
 
-#: Less than the 255 bytes of most file systems, for what is put before or after it.
-_MAX_NAME: Final = 200
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
-
 
 def run_directory(output_dir: str | os.PathLike[str], run_id: str) -> Path:
-    """The directory of a run; characters that a file name should not hold become ``_``.
-
-    A name too long for a file system is shortened, with a hash of the whole at its end.
-    """
-    name = _UNSAFE.sub("_", run_id).lstrip(".") or "run"
-    if len(name) > _MAX_NAME:
-        digest = hashlib.blake2b(run_id.encode("utf-8", "replace"), digest_size=8).hexdigest()
-        name = f"{name[: _MAX_NAME - len(digest) - 1]}-{digest}"
-    return Path(output_dir) / name
+    """The directory of a run, named after its id as far as a file system allows."""
+    return Path(output_dir) / file_name(run_id)
 
 
 class LineFile:
@@ -96,8 +84,7 @@ class LineFile:
 
     def _open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        host = _UNSAFE.sub("_", socket.gethostname())
-        name = f"{self._stem}-{host}-{os.getpid()}-{time.time_ns()}.jsonl"
+        name = f"{self._stem}-{host_name()}-{os.getpid()}-{time.time_ns()}.jsonl"
         self._path = self._directory / name
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
