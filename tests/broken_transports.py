@@ -11,7 +11,7 @@ from dataclasses import replace
 from opentelemetry import context as otel_context
 
 from lens_core import inject_context
-from lens_core.carrier import Carrier, TraceIds
+from lens_core.carrier import Carrier
 from lens_core.carrier_size import check_carrier
 from lens_core.errors import CarrierError, FrameError, MessageError
 from lens_core.frame import P2P_CAPACITY, decode_frame, encode_frame
@@ -89,17 +89,20 @@ class TrustsTheBytes(BytesTransport):
         payload, tail = message[:PAYLOAD_BYTES], message[PAYLOAD_BYTES:]
         if not tail:
             return Received(payload)
-        try:
-            return Received(payload, decode_frame(tail))
-        except FrameError:
-            return Received(payload, Carrier(ids=TraceIds(tail[20:36], tail[36:44], 1)))
+        carrier = decode_frame(tail)
+        if carrier.problem is not None:
+            carrier = Carrier.of_ids((tail[20:36], tail[36:44], 1))
+        return Received(payload, carrier)
 
 
 class RaisesOnBadBytes(BytesTransport):
     """Law 5: lets the error of the decoder out."""
 
     def extract(self, message: bytes) -> Received[bytes]:
-        return Received(message[:PAYLOAD_BYTES], decode_frame(message[PAYLOAD_BYTES:]))
+        carrier = decode_frame(message[PAYLOAD_BYTES:])
+        if carrier.problem is not None:
+            raise FrameError(carrier.problem)
+        return Received(message[:PAYLOAD_BYTES], carrier)
 
 
 class HasNoChecksum(BytesTransport):

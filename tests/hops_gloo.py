@@ -115,10 +115,10 @@ class _Ring:
         """The wire tensors of a message with its frame damaged; it takes its turn all the same."""
         import torch.distributed as dist
 
-        from lens_contrib.nccl.channels import channels_to
+        from lens_contrib.nccl.channels import SENDING, peer_channels
         from lens_core.testing.carriers import carrier_for
 
-        channels = channels_to(dist.group.WORLD, self.next, None, 0, message.tensor)
+        channels = peer_channels(SENDING, dist.group.WORLD, self.next, None, 0, message.tensor)
         next(channels.sequence.sent)
         injected = self.case.transport.inject(message, carrier_for(0xBAD))
         return self.case.damage(injected, self._rng).wire
@@ -258,7 +258,7 @@ def _broadcast_rank(
             with sender.sending(hop_message) as note:
                 if hop_message.damaged:
                     injected = case.transport.inject(case.new_message(0), carrier_for(0xBAD))
-                    dist.broadcast(case.damage(injected, rng).wire, source)
+                    dist.broadcast(case.damage(injected, rng), source)
                 else:
                     # The source gets what the others get: its context, less what did not fit.
                     own = broadcast_trace_context(rank, source, step=turn) or {}

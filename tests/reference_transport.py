@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from lens_core.carrier import Carrier
 from lens_core.errors import MessageError
-from lens_core.frame import HEADER_BYTES, P2P_CAPACITY, encode_frame
-from lens_core.frame_transport import decode_or_refuse
+from lens_core.frame import HEADER_BYTES, P2P_CAPACITY, decode_frame, encode_frame
 from lens_core.testing import TransportCase, damage_bytes, process_hop
 from lens_core.transport import Received
 
@@ -27,7 +26,7 @@ class BytesTransport:
 
     def extract(self, message: bytes) -> Received[bytes]:
         payload, tail = message[:PAYLOAD_BYTES], message[PAYLOAD_BYTES:]
-        return Received(payload, decode_or_refuse(tail) if tail else Carrier())
+        return Received(payload, decode_frame(tail) if tail else Carrier())
 
 
 def _damage(message: bytes, rng: random.Random) -> bytes:

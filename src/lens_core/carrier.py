@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from lens_core.diagnostics import describe, diagnostics
-from lens_core.global_textmap import get_global_textmap, is_plain_w3c
+from lens_core.global_textmap import get_global_textmap, plain_w3c
 
 __all__ = ["Carrier", "CarrierStatus", "TraceIds"]
 
 _NO_CONTEXT: Final = Context()
+_new: Final = object.__new__
 
 
 class CarrierStatus(str, Enum):
@@ -32,12 +33,21 @@ class CarrierStatus(str, Enum):
     REJECTED = "rejected"
 
 
-class TraceIds(NamedTuple):
-    """What a ``traceparent`` of version 00 says (W3C Trace Context 3.2.2), as bytes."""
+#: What a ``traceparent`` of version 00 says (W3C Trace Context 3.2.2): trace id, span id, flags.
+TraceIds = tuple[bytes, bytes, int]
 
-    trace_id: bytes
-    span_id: bytes
-    flags: int
+
+class _Judgement:
+    """What else there is to say of a carrier that is not ids alone."""
+
+    __slots__ = ("known", "problem", "truncated", "unreported")
+
+    def __init__(self, *, known: bool, truncated: bool = False) -> None:
+        #: Whether the headers may be read without asking whether they are refused.
+        self.known = known
+        self.truncated = truncated
+        self.problem: str | None = None
+        self.unreported: str | None = None
 
 
 class Carrier(Mapping[str, str]):
@@ -51,27 +61,21 @@ class Carrier(Mapping[str, str]):
             and are then gone where they were refused.
         sequence: Number of the message on its channel; ``None`` where messages are not counted.
         truncated: Whether the sender had to leave headers out because they did not fit.
-        ids: In place of headers, the ids of a ``traceparent``.
         ours: Whether this process's propagator wrote the headers, so that none is to be refused.
 
     Attributes:
-        sequence: As the argument.
-        truncated: As the argument.
         ids: The ids, where a ``traceparent`` is all that there is; else ``None``. Such a carrier
             is neither parsed nor, until somebody reads it, formatted.
-        unreported_problem: Why a transport refused what arrived, until its channel has counted it.
+        sequence: As the argument.
     """
 
-    __slots__ = (
-        "_context",
-        "_headers",
-        "_judged",
-        "_problem",
-        "ids",
-        "sequence",
-        "truncated",
-        "unreported_problem",
-    )
+    __slots__ = ("_context", "_headers", "_judgement", "ids", "sequence")
+
+    ids: TraceIds | None
+    sequence: int | None
+    _headers: dict[str, str] | None
+    _context: Context | None
+    _judgement: _Judgement | None
 
     def __init__(
         self,
@@ -79,24 +83,23 @@ class Carrier(Mapping[str, str]):
         *,
         sequence: int | None = None,
         truncated: bool = False,
-        ids: TraceIds | None = None,
         ours: bool = False,
     ) -> None:
-        self.ids = ids
+        self.ids = None
         self.sequence = sequence
-        self.truncated = truncated
-        self._problem: str | None = None
-        self.unreported_problem: str | None = None
-        #: Both ``None`` until they are asked for.
-        self._headers: dict[str, str] | None = None
-        self._context: Context | None = None
-        #: Whether the headers may be read without asking whether they are refused.
-        self._judged = True
-        if headers:
-            self._headers = dict(headers)
-            self._judged = ours
-        elif ids is None:
-            self._headers, self._context = {}, _NO_CONTEXT
+        #: ``None`` until it is asked for.
+        self._context = None if headers else _NO_CONTEXT
+        self._headers = dict(headers) if headers else {}
+        self._judgement = _Judgement(known=ours or not headers, truncated=truncated)
+
+    @classmethod
+    def of_ids(cls, ids: TraceIds, sequence: int | None = None) -> Carrier:
+        """The carrier of a ``traceparent`` alone, given as what it says."""
+        # As current_carrier() and decode_frame() do in place: no __init__, which is a call more.
+        carrier = _new(cls)
+        carrier.ids, carrier.sequence = ids, sequence
+        carrier._headers = carrier._context = carrier._judgement = None
+        return carrier
 
     @classmethod
     def refused(
@@ -110,22 +113,36 @@ class Carrier(Mapping[str, str]):
             reported: Whether the refusal was counted already; else the channel counts it.
         """
         carrier = cls(sequence=sequence)
-        carrier._problem = problem
-        carrier.unreported_problem = None if reported else problem
+        carrier._judgement = judgement = _Judgement(known=True)
+        judgement.problem = problem
+        judgement.unreported = None if reported else problem
         return carrier
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the sender had to leave headers out because they did not fit."""
+        return self._judgement is not None and self._judgement.truncated
 
     @property
     def problem(self) -> str | None:
         """Why what came was refused; ``None`` where it was not."""
         self._read()
-        return self._problem
+        return None if self._judgement is None else self._judgement.problem
+
+    def take_problem(self) -> str | None:
+        """Why a transport refused what arrived; ``None`` the next time: it is counted once."""
+        judgement = self._judgement
+        if judgement is None:
+            return None
+        problem, judgement.unreported = judgement.unreported, None
+        return problem
 
     @property
     def status(self) -> CarrierStatus:
         """``ok``, ``absent`` or ``rejected``."""
         if self:
             return CarrierStatus.OK
-        return CarrierStatus.ABSENT if self._problem is None else CarrierStatus.REJECTED
+        return CarrierStatus.ABSENT if self.problem is None else CarrierStatus.REJECTED
 
     @property
     def span_context(self) -> SpanContext:
@@ -136,7 +153,7 @@ class Carrier(Mapping[str, str]):
         """The context in the headers, as a new one that holds nothing else; empty where none."""
         context = self._context
         if context is None:
-            if self.ids is not None and is_plain_w3c():
+            if self.ids is not None and plain_w3c.is_global():
                 trace_id, span_id, flags = self.ids
                 remote = SpanContext(
                     int.from_bytes(trace_id, "big"),
@@ -155,7 +172,7 @@ class Carrier(Mapping[str, str]):
 
         One that was refused is returned: it is falsy, and its status says so.
         """
-        return self if self or self._problem else None
+        return self if self or self.problem else None
 
     def __getitem__(self, name: str) -> str:
         return self._read()[name]
@@ -170,9 +187,9 @@ class Carrier(Mapping[str, str]):
         return self.ids is not None or bool(self._read())
 
     def __repr__(self) -> str:
-        if self._read() or self._problem is None:
+        if self._read() or self.problem is None:
             return f"Carrier({self._headers})"
-        return f"Carrier.refused({self._problem!r})"
+        return f"Carrier.refused({self.problem!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy in another process needs this package no more than a dict does.
@@ -181,10 +198,12 @@ class Carrier(Mapping[str, str]):
     def _read(self) -> dict[str, str]:
         headers = self._headers
         if headers is None:
-            trace_id, span_id, flags = cast("TraceIds", self.ids)
+            ids = self.ids
+            assert ids is not None  # there is one or the other
+            trace_id, span_id, flags = ids
             headers = {"traceparent": f"00-{trace_id.hex()}-{span_id.hex()}-{flags:02x}"}
             self._headers = headers
-        elif not self._judged:
+        elif self._judgement is not None and not self._judgement.known:
             self._parse()
         return cast("dict[str, str]", self._headers)
 
@@ -193,7 +212,8 @@ class Carrier(Mapping[str, str]):
         if self.ids is not None:
             self._headers, self.ids = self._read(), None
         headers = cast("dict[str, str]", self._headers)
-        self._judged, self._context = True, _NO_CONTEXT
+        judgement = self._judgement = self._judgement or _Judgement(known=True)
+        judgement.known, self._context = True, _NO_CONTEXT
         try:
             textmap = get_global_textmap()
             context = textmap.extract(headers, context=_NO_CONTEXT)
@@ -216,7 +236,7 @@ class Carrier(Mapping[str, str]):
                 problem = f"of {sorted(headers)} none is read here, but {sorted(textmap.fields)}"
         except Exception as error:  # noqa: BLE001 - a foreign propagator may raise anything
             problem = describe(error)
-        self._headers, self._problem = {}, problem
+        self._headers, judgement.problem = {}, problem
         diagnostics.record(
             "carrier.rejected", problem, todo="Let both ends use the same OTEL_PROPAGATORS."
         )

@@ -117,13 +117,13 @@ class Channel(Generic[M]):
     def _judged(self, carrier: Carrier, due: int | None, follow: bool) -> Carrier:
         """The carrier, where it is in order; what is not is counted and reported once."""
         sequence = carrier.sequence
-        if carrier.unreported_problem is not None:
+        refused = carrier.take_problem()
+        if refused is not None:
             diagnostics.record(
                 "carrier.rejected",
-                f"{self._ends()}: {carrier.unreported_problem}",
+                f"{self._ends()}: {refused}",
                 todo="Let both ends use the same version of lens, the same calls and modes.",
             )
-            carrier.unreported_problem = None
         elif due is not None and sequence is not None and sequence != due:
             problem = f"message {sequence} came where {due} was due"
             diagnostics.record(

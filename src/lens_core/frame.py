@@ -76,12 +76,13 @@ HEADER_BYTES: Final = _IDS_AT + _IDS.size
 #: Largest frame: the length of a body is 16 bits.
 MAX_CAPACITY: Final = HEADER_BYTES + 0xFFFF
 
+_new: Final = object.__new__
 #: The first bytes of every frame that holds a ``traceparent`` and nothing else.
 _IDS_ALONE: Final = _PREFIX.pack(_MAGIC, _VERSION, 0, 0)
 _CRC_OF_IDS_ALONE: Final = zlib.crc32(_IDS_ALONE)
 
 
-_NO_IDS: Final = TraceIds(NO_TRACE_ID, NO_SPAN_ID, 0)
+_NO_IDS: Final = (NO_TRACE_ID, NO_SPAN_ID, 0)
 
 
 class BytesLike(Protocol):
@@ -160,21 +161,19 @@ def encode_frame(
 
 
 def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Carrier:
-    """The carrier in a frame, with its sequence number.
+    """The carrier in a frame, with its sequence number. Never raises.
 
     Where all bytes are zero (nobody wrote a frame) it is empty and has no sequence number; where
-    the sender had no context it is empty and has one.
+    the sender had no context it is empty and has one. Bytes that are anything else than one intact
+    frame give a refused carrier, which says why.
 
     Args:
         data: The whole frame, padding included: any bytes-like object.
-
-    Raises:
-        FrameError: If the bytes are anything else than one intact frame.
     """
     try:
         view = memoryview(data)  # bytes(data) would allocate that many bytes for an int
     except (TypeError, ValueError, BufferError) as error:  # ValueError: released, or dates
-        raise FrameError(f"not bytes-like ({error})") from None
+        return Carrier.refused(f"not bytes-like ({error})")
     size = view.nbytes
     if HEADER_BYTES <= size <= MAX_CAPACITY and view.c_contiguous:
         layout, padding = _layouts[size]
@@ -186,10 +185,16 @@ def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Carrier:
         ):
             sequence, trace_id, span_id, flags = _IDS.unpack(packed)
             if trace_id != NO_TRACE_ID and span_id != NO_SPAN_ID:
-                return Carrier(ids=TraceIds(trace_id, span_id, flags), sequence=sequence)
+                carrier = _new(Carrier)
+                carrier.ids, carrier.sequence = (trace_id, span_id, flags), sequence
+                carrier._headers = carrier._context = carrier._judgement = None
+                return carrier
     elif size > MAX_CAPACITY:
-        raise FrameError(f"{size} bytes are more than {MAX_CAPACITY}")
-    return _decode_any(view.tobytes())
+        return Carrier.refused(f"{size} bytes are more than {MAX_CAPACITY}")
+    try:
+        return _decode_any(view.tobytes())
+    except FrameError as error:
+        return Carrier.refused(error.problem)
 
 
 def _decode_any(raw: bytes) -> Carrier:

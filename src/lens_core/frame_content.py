@@ -60,7 +60,7 @@ def parse_traceparent(header: str) -> TraceIds:
         raise FrameError(f"traceparent {header!r} is not lower-case hexadecimal")
     if trace_id == NO_TRACE_ID or span_id == NO_SPAN_ID:
         raise FrameError(f"traceparent {header!r} holds an all-zero id")
-    return TraceIds(trace_id, span_id, flags[0])
+    return (trace_id, span_id, flags[0])
 
 
 def encode_body(headers: dict[str, str], room: int) -> tuple[bytes, FrameFlags]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from lens_core.carrier import Carrier
-from lens_core.errors import FrameError
-from lens_core.frame import P2P_CAPACITY, BytesLike, decode_frame, encode_frame
+from lens_core.frame import P2P_CAPACITY, decode_frame, encode_frame
 from lens_core.transport import Received
 
-__all__ = ["FrameTransport", "decode_or_refuse"]
+__all__ = ["FrameTransport"]
 
 
 class FrameTransport:
@@ -38,12 +37,4 @@ class FrameTransport:
 
     def extract(self, message: bytes) -> Received[bytes]:
         """No bytes, and the carrier of the frame; any other bytes are refused."""
-        return Received(b"", decode_or_refuse(message) if message else Carrier())
-
-
-def decode_or_refuse(frame: BytesLike | bytes | memoryview) -> Carrier:
-    """The carrier in what arrived where a frame should be; a refused one where it is no frame."""
-    try:
-        return decode_frame(frame)
-    except FrameError as error:
-        return Carrier.refused(error.problem)
+        return Received(b"", decode_frame(message) if message else Carrier())

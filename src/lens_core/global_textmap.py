@@ -31,30 +31,30 @@ except ValueError as error:
         return _DEFAULTS
 
 
-__all__ = ["get_global_textmap", "is_plain_w3c"]
+__all__ = ["get_global_textmap", "plain_w3c"]
 
 
 class _PlainW3C:
-    """Whether the global propagator makes ``traceparent`` from the ids of the span alone."""
+    """The global propagator, where it makes ``traceparent`` from the ids of a span alone."""
 
-    __slots__ = ("_asked", "_plain")
+    __slots__ = ("_asked", "textmap")
 
     def __init__(self) -> None:
+        #: It, if the one that was asked last is such a one.
+        self.textmap: TextMapPropagator | None = None
         self._asked: TextMapPropagator | None = None
-        self._plain = False
 
-    def is_plain(self) -> bool:
-        """Whether it does; remembered for as long as it is the global one."""
+    def is_global(self) -> bool:
+        """Whether the global propagator is such a one."""
         textmap = get_global_textmap()
         if textmap is not self._asked:
             kinds = {type(part) for part in propagators_of(textmap)}
-            self._plain = TraceContextTextMapPropagator in kinds and kinds <= _W3C_KINDS
+            plain = TraceContextTextMapPropagator in kinds and kinds <= _W3C_KINDS
+            self.textmap = textmap if plain else None
             self._asked = textmap
-        return self._plain
+        return self.textmap is textmap
 
 
 _W3C_KINDS: Final = frozenset((TraceContextTextMapPropagator, W3CBaggagePropagator))
-
-#: Whether the global propagator makes ``traceparent`` from the ids of a span, and where there is
-#: nothing but a span writes nothing else.
-is_plain_w3c: Final = _PlainW3C().is_plain
+#: Compared with the global propagator for each message, in one step while that is the same.
+plain_w3c: Final = _PlainW3C()

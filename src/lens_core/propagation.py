@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import TypeVar
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import DEFAULT_TRACE_STATE, SpanContext
 
-from lens_core.carrier import Carrier, TraceIds
+from lens_core.carrier import Carrier
 from lens_core.carrier_size import check_carrier
+from lens_core.current_context import get_current_context
 from lens_core.diagnostics import describe, diagnostics
-from lens_core.global_textmap import get_global_textmap, is_plain_w3c
+from lens_core.global_textmap import get_global_textmap, plain_w3c
 
 __all__ = ["current_carrier", "extract_context", "inject_context", "read_carrier"]
 
+_new = object.__new__
 _C = TypeVar("_C", bound=MutableMapping[str, str])
 
 
@@ -48,8 +49,8 @@ def current_carrier(
     """
     try:
         if context is None:
-            context = otel_context.get_current()
-        plain = is_plain_w3c()
+            context = get_current_context()
+        plain = get_global_textmap() is plain_w3c.textmap or plain_w3c.is_global()
         if plain and len(context) == 1:
             (value,) = context.values()
             # What else is alone in a context has no such method, and is left to the propagator.
@@ -59,8 +60,11 @@ def current_carrier(
                 # A tuple whose properties are functions: taken apart in one step.
                 trace_id, span_id, _, flags, state, is_valid = span_context
                 if is_valid and (state is DEFAULT_TRACE_STATE or not state) and 0 <= flags <= 255:
-                    ids = TraceIds(trace_id.to_bytes(16, "big"), span_id.to_bytes(8, "big"), flags)
-                    return Carrier(ids=ids, sequence=sequence)
+                    ids = (trace_id.to_bytes(16, "big"), span_id.to_bytes(8, "big"), flags)
+                    carrier = _new(Carrier)
+                    carrier.ids, carrier.sequence = ids, sequence
+                    carrier._headers = carrier._context = carrier._judgement = None
+                    return carrier
         if (plain and not context) or (
             needs_span and not trace.get_current_span(context).get_span_context().is_valid
         ):

@@ -205,8 +205,7 @@ def _forge(body: bytes, *, flags: int = 0, version: int = 1, ids: bytes = bytes(
     ],
 )
 def test_a_right_checksum_around_a_wrong_content_is_refused(forged):
-    with pytest.raises(FrameError):
-        decode_frame(forged)
+    assert decode_frame(forged).problem is not None
 
 
 def _released():
@@ -217,21 +216,18 @@ def _released():
 
 @pytest.mark.parametrize("data", ["text", None, 5, -1, object(), [1, 2, 300], 10**12, _released()])
 def test_what_is_not_bytes_like_is_refused(data):
-    with pytest.raises(FrameError, match="bytes-like"):
-        decode_frame(data)
+    assert "bytes-like" in decode_frame(data).problem
 
 
 def test_more_bytes_than_any_frame_has_are_refused():
-    with pytest.raises(FrameError, match="65581 bytes are more than 65580"):
-        decode_frame(b"LNSf" + bytes(65_577))
+    assert decode_frame(b"LNSf" + bytes(65_577)).problem == "65581 bytes are more than 65580"
 
 
 def test_every_truncation_is_refused():
     raw = encode_frame({"traceparent": TRACEPARENT, "k": "v"}, capacity=P2P_CAPACITY)
     used = len(raw.rstrip(b"\0"))
     for length in range(1, used):
-        with pytest.raises(FrameError):
-            decode_frame(raw[:length])
+        assert decode_frame(raw[:length]).problem is not None
 
 
 def test_every_single_bit_flip_is_refused():
@@ -239,8 +235,7 @@ def test_every_single_bit_flip_is_refused():
     for bit in range(len(raw) * 8):
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(FrameError):
-            decode_frame(damaged)
+        assert decode_frame(damaged).problem is not None
 
 
 @given(carriers, st.integers(0, 2**32))
@@ -250,17 +245,11 @@ def test_damaged_frames_are_never_accepted(carrier, seed):
     damaged = damage_bytes(raw, random.Random(seed))
     assert damaged != raw
     assert len(damaged) == len(raw)
-    try:
-        assert read(damaged) == ({}, None, False)
-        assert damaged == bytes(P2P_CAPACITY)
-    except FrameError:
-        pass
+    problem = decode_frame(damaged).problem
+    assert (problem is None) == (damaged == bytes(P2P_CAPACITY))
 
 
 @given(st.binary(max_size=2048))
 def test_random_bytes_are_never_a_frame(data):
-    try:
-        assert read(data) == ({}, None, False)
-        assert data == bytes(len(data))
-    except FrameError:
-        pass
+    problem = decode_frame(data).problem
+    assert (problem is None) == (data == bytes(len(data)))

@@ -13,7 +13,6 @@ from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
-from lens_core.errors import FrameError
 from lens_core.frame import (
     BROADCAST_CAPACITY,
     HEADER_BYTES,
@@ -72,9 +71,8 @@ def test_what_the_short_way_reads_is_what_the_propagator_reads():
         raw = rng.choice(frames)
         if rng.random() < 0.9:
             raw = damage_bytes(raw, rng)
-        try:
-            carrier = decode_frame(raw)
-        except FrameError:
+        carrier = decode_frame(raw)
+        if carrier.problem is not None:
             continue
         short += carrier.ids is not None
         assert carrier.span_context == extract(dict(carrier))

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["PeerChannels", "channels_from", "channels_to"]
+__all__ = ["RECEIVING", "SENDING", "PeerChannels", "peer_channels"]
 
 
 class PeerChannels:
@@ -54,12 +54,12 @@ class PeerChannels:
 _Call = tuple[int | None, int | None, int, str]
 
 
-class _GroupChannels:
+class GroupChannels:
     """The channels of one group in one direction: by what they are, and by how calls name them."""
 
     __slots__ = ("by_call", "facts", "group", "known")
 
-    def __init__(self, group: dist.ProcessGroup, all_groups: dict[int, _GroupChannels]) -> None:
+    def __init__(self, group: dist.ProcessGroup, all_groups: dict[int, GroupChannels]) -> None:
         self.facts = group_facts(group)
         key = id(group)
         self.group = weakref.ref(group, lambda _: all_groups.pop(key, None))
@@ -68,51 +68,40 @@ class _GroupChannels:
 
 
 #: By ``id`` of the group, which is faster than a ``WeakKeyDictionary``; gone with the group.
-_sending: Final[dict[int, _GroupChannels]] = {}
-_receiving: Final[dict[int, _GroupChannels]] = {}
+SENDING: Final[dict[int, GroupChannels]] = {}
+RECEIVING: Final[dict[int, GroupChannels]] = {}
 
 
-def channels_to(
+def peer_channels(
+    all_groups: dict[int, GroupChannels],
     group: dist.ProcessGroup,
     peer: int | None,
     group_peer: int | None,
     tag: int,
     tensor: torch.Tensor,
+    *,
+    is_default: bool = False,
 ) -> PeerChannels:
-    """The channels to a peer, given by its global rank or by its rank within the group.
+    """The channels to or from a peer, given by its global rank or by its rank within the group.
+
+    Args:
+        all_groups: :data:`SENDING` or :data:`RECEIVING`.
+        group: The group.
+        peer: The peer's global rank.
+        group_peer: In place of it, its rank within the group.
+        tag: Tag of the message.
+        tensor: What is sent or received into.
+        is_default: Whether the group is known to be the default one, and so to be alive.
 
     Raises:
         ProcessGroupError: If the group is destroyed.
         PeerRankError: If the peer is not in the group, or is given twice or not at all.
         MessageError: If the group does not move tensors of this device.
     """
-    return _channels(_sending, "dst", group, peer, group_peer, tag, tensor)
-
-
-def channels_from(
-    group: dist.ProcessGroup,
-    peer: int | None,
-    group_peer: int | None,
-    tag: int,
-    tensor: torch.Tensor,
-) -> PeerChannels:
-    """The channels from a peer; arguments and errors are those of :func:`channels_to`."""
-    return _channels(_receiving, "src", group, peer, group_peer, tag, tensor)
-
-
-def _channels(
-    all_groups: dict[int, _GroupChannels],
-    name: str,
-    group: dist.ProcessGroup,
-    peer: int | None,
-    group_peer: int | None,
-    tag: int,
-    tensor: torch.Tensor,
-) -> PeerChannels:
     channels = all_groups.get(id(group))
     if channels is None or channels.group() is not group:
-        channels = all_groups[id(group)] = _GroupChannels(group, all_groups)
-    elif group is not dist.group.WORLD:
+        channels = all_groups[id(group)] = GroupChannels(group, all_groups)
+    elif not is_default:
         require_alive(group, channels.facts.rank)
     try:
         call = (peer, group_peer, tag, tensor.device.type)
@@ -121,7 +110,7 @@ def _channels(
     known = channels.by_call.get(call)
     if known is None:
         facts = channels.facts
-        rank = _peer_rank(facts, peer, group_peer, name)
+        rank = _peer_rank(facts, peer, group_peer, "dst" if all_groups is SENDING else "src")
         key = (rank, _match_tag(facts, tag, tensor))
         known = channels.known.setdefault(key, PeerChannels(facts, rank))
         channels.by_call[call] = known

@@ -42,10 +42,15 @@ class TensorMessage:
         self.packed = packed
 
     def unpack(self) -> None:
-        """Copy the bytes of a packed message into the tensor; on a device in stream order."""
+        """Copy the bytes of a packed message into its tensor; on a device in stream order."""
         if self.packed and self.buffer is not None:
             self.buffer.unpack(self.tensor)
             self.packed = False
+
+    def release(self) -> None:
+        """No operation uses its room any more."""
+        if self.buffer is not None and self.buffer.reusable:
+            self.buffer.release()
 
 
 def check_tensor(tensor: torch.Tensor) -> None:

@@ -30,13 +30,12 @@ class SendOp:
     __slots__ = ("message",)
 
     def __init__(self, tensor: torch.Tensor, mode: Mode, channels: PeerChannels) -> None:
-        transport = transport_for(tensor, mode)
-        self.message = channels.over(transport).outgoing(TensorMessage(tensor))
+        channel = channels.over(transport_for(tensor, mode))
+        self.message = channel.outgoing(TensorMessage(tensor))
 
     def finish(self) -> None:
         """To be called once the operations are waited for."""
-        if self.message.buffer is not None:
-            self.message.buffer.release()
+        self.message.release()
 
     def carrier(self) -> None:
         """A message that leaves has none to read."""
@@ -49,33 +48,36 @@ class RecvOp:
         message: The message; sizes on its wire depend on tensor and mode alone.
     """
 
-    __slots__ = ("_carrier", "_channel", "_turn", "_unread", "message")
+    __slots__ = ("_channel", "_received", "_turn", "message")
 
     def __init__(self, tensor: torch.Tensor, mode: Mode, channels: PeerChannels) -> None:
         transport = transport_for(tensor, mode)
         self._channel = channels.over(transport)
-        self.message = transport.expected(tensor)
+        self.message = transport.expect(tensor)
         self._turn = next(channels.sequence.posted)
-        self._carrier: Carrier | None = None
-        self._unread = True
+        self._received: Carrier | None = None
 
     def finish(self) -> None:
         """Unpack; to be called once the bytes are there, or on a device are ordered to be."""
         buffer = self.message.buffer
-        if buffer is not None and buffer.on_host:
-            self.carrier()
-            buffer.release()
+        if buffer is None or buffer.frame is not None:
+            self.read()
+            self.message.release()
         else:
             self.message.unpack()
 
-    def carrier(self) -> Carrier | None:
+    def read(self) -> Carrier:
         """The carrier; on a device, the first time waits for the current stream."""
-        if self._unread:
-            self._unread = False
-            channel = self._channel
-            due = channel.sequence.due(self._turn)
-            self._carrier = channel.arrived(self.message, due=due).carrier.or_none()
-        return self._carrier
+        carrier = self._received
+        if carrier is None:
+            due = self._channel.sequence.due(self._turn)
+            carrier = self._channel.arrived(self.message, due=due).carrier
+            self._received = carrier
+        return carrier
+
+    def carrier(self) -> Carrier | None:
+        """The same, as the verbs return it."""
+        return self.read().or_none()
 
 
 class CarrierWork:

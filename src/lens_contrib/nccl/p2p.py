@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lens_contrib.nccl.channels import channels_from, channels_to
+from lens_contrib.nccl.channels import RECEIVING, SENDING, peer_channels
+from lens_contrib.nccl.messages import TensorMessage
 from lens_contrib.nccl.ops import CarrierWork, RecvOp, SendOp
 from lens_contrib.nccl.transports import Mode, transport_for
 from lens_contrib.torch.process_groups import member_group
 from lens_core.carrier import Carrier
 from lens_core.errors import MissingExtraError, PeerRankError
+from lens_core.frame import MAX_SEQUENCE
 
 try:
     import torch
@@ -61,15 +63,17 @@ def send(
     if member is None:
         dist.send(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
         return
-    channels = channels_to(member, dst, group_dst, tag, tensor)
+    channels = peer_channels(SENDING, member, dst, group_dst, tag, tensor, is_default=group is None)
     if channels.peer == channels.rank:
         raise PeerRankError(channels.rank, channels.peer, "a blocking send to itself never returns")
-    op = SendOp(tensor, mode, channels)
+    message = channels.over(transport_for(tensor, mode)).outgoing(TensorMessage(tensor))
     # The group's own send, here and below: what dist.send would check was checked above.
-    works = [member.send([part], channels.group_peer, tag) for part in op.message.wire]
+    works = []
+    for part in message.wire:
+        works.append(member.send([part], channels.group_peer, tag))
     for work in works:
         work.wait()
-    op.finish()
+    message.release()
 
 
 def recv(
@@ -110,17 +114,26 @@ def recv(
     if member is None:
         dist.recv(tensor, src, group, tag)  # torch's own error, or its warning for a non-member
         return None
-    channels = channels_from(member, src, group_src, tag, tensor)
+    channels = peer_channels(
+        RECEIVING, member, src, group_src, tag, tensor, is_default=group is None
+    )
     if channels.peer == channels.rank:
         raise PeerRankError(
             channels.rank, channels.peer, "a blocking receive from itself never returns"
         )
-    op = RecvOp(tensor, mode, channels)
-    works = [member.recv([part], channels.group_peer, tag) for part in op.message.wire]
+    transport = transport_for(tensor, mode)
+    message = transport.expect(tensor)
+    sequence = channels.sequence
+    turn = next(sequence.posted)
+    works = []
+    for part in message.wire:
+        works.append(member.recv([part], channels.group_peer, tag))
     for work in works:
         work.wait()
-    op.finish()
-    return op.carrier()
+    due = (turn + sequence.ahead) & MAX_SEQUENCE
+    carrier = channels.over(transport).arrived(message, due=due).carrier
+    message.release()
+    return carrier if carrier.ids is not None else carrier.or_none()
 
 
 def isend(
@@ -144,7 +157,7 @@ def isend(
     if member is None:
         dist.isend(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
         return None
-    channels = channels_to(member, dst, group_dst, tag, tensor)
+    channels = peer_channels(SENDING, member, dst, group_dst, tag, tensor, is_default=group is None)
     op = SendOp(tensor, mode, channels)
     works = [member.send([part], channels.group_peer, tag) for part in op.message.wire]
     return CarrierWork(works, op)
@@ -171,7 +184,9 @@ def irecv(
     if member is None:
         dist.irecv(tensor, src, group, tag)  # torch's own error, or its warning for a non-member
         return None
-    channels = channels_from(member, src, group_src, tag, tensor)
+    channels = peer_channels(
+        RECEIVING, member, src, group_src, tag, tensor, is_default=group is None
+    )
     op = RecvOp(tensor, mode, channels)
     works = [member.recv([part], channels.group_peer, tag) for part in op.message.wire]
     return CarrierWork(works, op)
@@ -202,16 +217,16 @@ def batch_isend_irecv(
     """
     for each in p2p_op_list:
         # All are checked before the first takes its turn: a refused batch leaves no gap.
-        transport_for(each.tensor, mode).check(each.tensor)
+        transport_for(each.tensor, mode).room(each.tensor).release()
     ops: list[SendOp | RecvOp] = []
     wire_ops: list[dist.P2POp] = []
     for each in p2p_op_list:
         op: SendOp | RecvOp
         if each.op is dist.irecv:
-            channels = channels_from(each.group, each.peer, None, each.tag, each.tensor)
+            channels = peer_channels(RECEIVING, each.group, each.peer, None, each.tag, each.tensor)
             op = RecvOp(each.tensor, mode, channels)
         else:
-            channels = channels_to(each.group, each.peer, None, each.tag, each.tensor)
+            channels = peer_channels(SENDING, each.group, each.peer, None, each.tag, each.tensor)
             op = SendOp(each.tensor, mode, channels)
         ops.append(op)
         wire_ops.extend(

@@ -15,13 +15,14 @@ and from nothing that may differ between them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import memmove
 from typing import Final, Literal
 
 from lens_contrib.nccl.buffers import room_behind
 from lens_contrib.nccl.messages import TensorMessage, check_tensor
 from lens_contrib.torch.frame_buffers import frame_buffer
-from lens_core.carrier import Carrier
 from lens_core.errors import MessageError, MissingExtraError
+from lens_core.frame import P2P_CAPACITY, decode_frame, encode_frame
 from lens_core.transport import Received
 
 try:
@@ -43,6 +44,7 @@ __all__ = [
 #: ``"paired"``.
 Mode = Literal["auto", "packed", "paired", "buffer"]
 
+_NO_FRAME: Final = bytes(P2P_CAPACITY)
 #: Largest tensor, in bytes, that ``"auto"`` packs. Up to here a copy on both sides is cheaper than
 #: a second message (``benchmarks/bench_p2p.py`` prints both on each side of the limit).
 PACK_LIMIT_BYTES: Final = 256 * 1024
@@ -61,28 +63,24 @@ class TensorTransport:
         """A message with its room, of which the frame's part may hold anything.
 
         Raises:
-            MessageError: If no carrier can ride on this tensor.
+            MessageError: If no carrier can ride on this tensor; says what to send instead.
         """
         raise NotImplementedError
 
-    def check(self, tensor: torch.Tensor) -> None:
-        """Refuse a tensor on which no carrier can ride.
-
-        Raises:
-            MessageError: If it is one; says what to send instead.
-        """
-        check_tensor(tensor)
-
-    def expected(self, tensor: torch.Tensor) -> TensorMessage:
+    def expect(self, tensor: torch.Tensor) -> TensorMessage:
         """A message to receive into, that holds no frame yet.
 
         Raises:
             MessageError: If no carrier can ride on this tensor.
         """
         message = self.room(tensor)
-        if message.buffer is not None:
-            # The last message's frame may be there, and a peer that sends none would revive it.
-            message.buffer.clear()
+        buffer = message.buffer
+        assert buffer is not None  # room() made one
+        # The last message's frame may be there, and a peer that sends none would revive it.
+        if buffer.frame is not None:
+            buffer.frame[:] = _NO_FRAME
+        else:
+            buffer.clear()
         return message
 
     def inject(self, message: TensorMessage, carrier: Mapping[str, str]) -> TensorMessage:
@@ -93,11 +91,20 @@ class TensorTransport:
             FrameError: If its ``traceparent`` is not one of version 00.
             MessageError: If no carrier can ride on this tensor.
         """
-        sent = self.room(message.tensor)
-        if sent.buffer is not None:
+        tensor = message.tensor
+        sent = self.room(tensor)
+        buffer = sent.buffer
+        assert buffer is not None  # room() made one
+        frame = encode_frame(carrier, capacity=P2P_CAPACITY)
+        # In place, not in methods of the buffer: on the host this is done once per message.
+        if buffer.frame is not None:
             if sent.packed:
-                sent.buffer.pack(message.tensor)
-            sent.buffer.put(carrier)
+                memmove(buffer.address, tensor.data_ptr(), buffer.size)
+            buffer.frame[:] = frame
+        else:
+            if sent.packed:
+                buffer.pack(tensor)
+            buffer.put(frame)
         return sent
 
     def extract(self, message: TensorMessage) -> Received[TensorMessage]:
@@ -107,10 +114,15 @@ class TensorTransport:
         """
         buffer = message.buffer
         if buffer is None:
-            return Received(message, Carrier())
-        if message.packed:
+            return Received(message)
+        frame = buffer.frame
+        if frame is None:
             message.unpack()
-        return Received(message, buffer.carrier())
+            return Received(message, decode_frame(buffer.read()))
+        if message.packed:
+            memmove(message.tensor.data_ptr(), buffer.address, buffer.size)
+            message.packed = False
+        return Received(message, decode_frame(frame))
 
 
 class PackedTransport(TensorTransport):
@@ -120,7 +132,7 @@ class PackedTransport(TensorTransport):
 
     def room(self, tensor: torch.Tensor) -> TensorMessage:
         """A message whose wire is one ``uint8`` of the tensor's size and 256 more."""
-        self.check(tensor)
+        check_tensor(tensor)
         buffer = frame_buffer(tensor.device, tensor.nbytes)
         return TensorMessage(tensor, (buffer.wire,), buffer, packed=True)
 
@@ -132,7 +144,7 @@ class PairedTransport(TensorTransport):
 
     def room(self, tensor: torch.Tensor) -> TensorMessage:
         """A message whose wire is the tensor and a frame on its device."""
-        self.check(tensor)
+        check_tensor(tensor)
         buffer = frame_buffer(tensor.device)
         # Back ends know no complex numbers.
         plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -143,10 +155,6 @@ class BufferTransport(TensorTransport):
     """One message and no copy: the frame is in the room behind a ``carrier_buffer`` tensor."""
 
     name = "nccl.buffer"
-
-    def check(self, tensor: torch.Tensor) -> None:
-        """Refuse a tensor that is not one of ``carrier_buffer``."""
-        room_behind(tensor)
 
     def room(self, tensor: torch.Tensor) -> TensorMessage:
         """A message whose wire is the tensor's own memory with the room behind it."""

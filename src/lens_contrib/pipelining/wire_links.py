@@ -13,7 +13,6 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
-from lens_contrib.torch.frame_buffers import FrameBuffer, frame_buffer
 from lens_contrib.torch_distributed.transports import BroadcastTransport
 from lens_core.channel import Channel
 from lens_core.errors import MissingExtraError
@@ -47,9 +46,9 @@ class Wire:
     """The frames of one pipeline on this rank, counted for each pair of stages."""
 
     def __init__(self) -> None:
-        self._channels: dict[Pair, Channel[FrameBuffer]] = {}
-        #: By ``id`` of their tensor, in this step.
-        self._in_flight: dict[int, FrameBuffer] = {}
+        self._channels: dict[Pair, Channel[torch.Tensor]] = {}
+        #: Of this step: a work that nobody holds would let go of them too early.
+        self._in_flight: list[torch.Tensor] = []
 
     def new_step(self) -> None:
         """Let go of what was sent in the step before; its works have been waited for."""
@@ -65,17 +64,16 @@ class Wire:
         """
         # The span's context is made here: on the training thread another one is current.
         context = trace.set_span_in_context(span)
-        room = frame_buffer(like.tensor.device)
-        buffer = self._channel(pair).outgoing(room, context=context)
-        room.release()
-        self._in_flight[id(buffer.wire)] = buffer  # the work does not keep its memory
-        return dist.P2POp(dist.isend, buffer.wire, like.peer, like.group, like.tag)
+        empty = _transport.empty(like.tensor.device)
+        frame = self._channel(pair).outgoing(empty, context=context)
+        self._in_flight.append(frame)
+        return dist.P2POp(dist.isend, frame, like.peer, like.group, like.tag)
 
     def recv_op(self, like: dist.P2POp) -> dist.P2POp:
         """The operation that receives a frame from where a payload operation comes."""
-        buffer = _transport.empty(like.tensor.device)
-        self._in_flight[id(buffer.wire)] = buffer
-        return dist.P2POp(dist.irecv, buffer.wire, like.peer, like.group, like.tag)
+        frame = _transport.empty(like.tensor.device)
+        self._in_flight.append(frame)
+        return dist.P2POp(dist.irecv, frame, like.peer, like.group, like.tag)
 
     def due(self, pair: Pair) -> int:
         """The number of the frame whose receive is posted now; each call is one receive."""
@@ -91,10 +89,9 @@ class Wire:
             due: What :meth:`due` gave for it.
         """
         # Several receives are posted ahead, so a count that is off is not followed.
-        buffer = self._in_flight[id(tensor)]
-        return self._channel(pair).arrived(buffer, due=due, follow=False).carrier.context()
+        return self._channel(pair).arrived(tensor, due=due, follow=False).carrier.context()
 
-    def _channel(self, pair: Pair) -> Channel[FrameBuffer]:
+    def _channel(self, pair: Pair) -> Channel[torch.Tensor]:
         channel = self._channels.get(pair)
         if channel is None:
             direction, source, destination = pair

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections import defaultdict
 from typing import Final
 
-from lens_core.carrier import Carrier
 from lens_core.errors import MissingExtraError
-from lens_core.frame import P2P_CAPACITY, encode_frame
-from lens_core.frame_transport import decode_or_refuse
+from lens_core.frame import P2P_CAPACITY
 
 try:
     import torch
@@ -18,8 +16,9 @@ except ImportError as error:
 
 __all__ = ["FrameBuffer", "frame_buffer", "on_device"]
 
-#: Buffers of at most so many bytes together are kept for the next message.
+#: Host buffers of at most so many bytes together are kept for the next message.
 _KEPT_BYTES: Final = 4 * 1024 * 1024
+_KEPT_SIZES: Final = 1024
 
 
 class FrameBuffer:
@@ -34,10 +33,13 @@ class FrameBuffer:
     Attributes:
         wire: As the argument.
         capacity: As the argument.
-        on_host: Whether Python reads the frame in place, without waiting for a device.
+        frame: The frame's bytes in place, where they are on the host; ``None`` on a device.
+        size: Bytes in front of the frame.
+        address: Where they begin on the host.
+        reusable: As the argument.
     """
 
-    __slots__ = ("_address", "_frame", "_none", "_reusable", "_size", "capacity", "on_host", "wire")
+    __slots__ = ("_none", "address", "capacity", "frame", "reusable", "size", "wire")
 
     def __init__(
         self,
@@ -49,86 +51,64 @@ class FrameBuffer:
     ) -> None:
         self.wire = wire
         self.capacity = capacity
-        self._size = wire.numel() - capacity
-        self.on_host = memory is not None
-        self._frame = memory[self._size :] if memory is not None else None
-        self._address = wire.data_ptr() if memory is not None else 0
+        self.size = wire.numel() - capacity
+        self.frame = memory[self.size :] if memory is not None else None
+        self.address = wire.data_ptr() if memory is not None else 0
         self._none = bytes(capacity)
-        self._reusable = reusable
+        self.reusable = reusable
 
-    def put(self, carrier: Mapping[str, str]) -> None:
-        """Write a carrier's frame; never waits for a device.
-
-        Raises:
-            CarrierError: If the carrier is not a mapping of strings to strings.
-            FrameError: If its ``traceparent`` is not one of version 00.
-        """
-        frame = encode_frame(carrier, capacity=self.capacity)
-        if self._frame is not None:
-            self._frame[:] = frame
-            return
-        staged = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        self.wire[self._size :].copy_(on_device(staged, self.wire.device))
+    def put(self, frame: bytes) -> None:
+        """Write a frame; never waits for a device."""
+        if self.frame is not None:
+            self.frame[:] = frame
+        else:
+            host = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+            self.wire[self.size :].copy_(on_device(host, self.wire.device))
 
     def clear(self) -> None:
         """Make it hold no frame: a message that brings none must not revive the last one's."""
-        if self._frame is not None:
-            self._frame[:] = self._none
+        if self.frame is not None:
+            self.frame[:] = self._none
         else:
-            self.wire[self._size :].zero_()
+            self.wire[self.size :].zero_()
 
-    def carrier(self) -> Carrier:
-        """What the frame holds, refused where it is none; on a device waits for the stream."""
-        if self._frame is not None:
-            return decode_or_refuse(self._frame)
-        return decode_or_refuse(bytes(self.wire[self._size :].tolist()))
+    def read(self) -> bytes | memoryview:
+        """The frame's bytes, as long as the buffer is ours; on a device waits for the stream."""
+        return self.frame if self.frame is not None else bytes(self.wire[self.size :].tolist())
 
     def pack(self, tensor: torch.Tensor) -> None:
         """Copy a dense tensor's bytes in."""
-        if self._frame is None:
-            self.wire[: self._size].copy_(_payload_bytes(tensor))
-        else:
+        if self.frame is not None:
             # From memory to memory: to view a tensor as bytes costs more than to copy 4 KB of it.
-            ctypes.memmove(self._address, tensor.data_ptr(), self._size)
+            ctypes.memmove(self.address, tensor.data_ptr(), self.size)
+        else:
+            self.wire[: self.size].copy_(_payload_bytes(tensor))
 
     def unpack(self, tensor: torch.Tensor) -> None:
-        """Copy the bytes out, into a dense tensor."""
-        if self._frame is None:
-            _payload_bytes(tensor).copy_(self.wire[: self._size])
+        """Copy the bytes out, into a dense tensor; on a device in stream order."""
+        if self.frame is not None:
+            ctypes.memmove(tensor.data_ptr(), self.address, self.size)
         else:
-            ctypes.memmove(tensor.data_ptr(), self._address, self._size)
+            _payload_bytes(tensor).copy_(self.wire[: self.size])
 
     def release(self) -> None:
-        """No operation uses it any more: keep it for the next message of its size."""
-        if self._reusable:
-            _kept.put(self)
+        """No operation uses this reusable buffer any more: keep it for the next of its size."""
+        # A few bytes more than allowed where threads do this at once.
+        if _kept.bytes + self.size <= _KEPT_BYTES:
+            if len(_kept) > _KEPT_SIZES:
+                _kept.clear()
+                _kept.bytes = 0
+            _kept.bytes += self.size + self.capacity
+            _kept[self.size, self.capacity].append(self)
 
 
-class _KeptBuffers:
-    """Host buffers between two messages; one that is taken is nobody else's."""
+class _Kept(defaultdict[tuple[int, int], list[FrameBuffer]]):
+    """Host buffers between two messages, by size; one that is taken is nobody else's."""
 
-    def __init__(self) -> None:
-        self._bytes = 0
-        self._by_size: dict[tuple[int, int], list[FrameBuffer]] = {}
-
-    def take(self, size: int, capacity: int) -> FrameBuffer:
-        try:
-            buffer = self._by_size[size, capacity].pop()  # one step of the interpreter: no lock
-        except (KeyError, IndexError):
-            memory = bytearray(size + capacity)
-            wire = torch.frombuffer(memory, dtype=torch.uint8)
-            return FrameBuffer(wire, memoryview(memory), capacity, reusable=True)
-        self._bytes -= size + capacity
-        return buffer
-
-    def put(self, buffer: FrameBuffer) -> None:
-        # A few more than allowed where threads do this at once.
-        if self._bytes + buffer._size <= _KEPT_BYTES:
-            self._bytes += buffer._size + buffer.capacity
-            self._by_size.setdefault((buffer._size, buffer.capacity), []).append(buffer)
+    bytes: int = 0
 
 
-_kept: Final = _KeptBuffers()
+_kept: Final = _Kept(list)
 
 
 def frame_buffer(
@@ -144,10 +124,17 @@ def frame_buffer(
         size: Bytes in front of the frame.
         capacity: Bytes of the frame.
     """
-    if device.type == "cpu":
-        return _kept.take(size, capacity)
-    wire = torch.empty(size + capacity, dtype=torch.uint8, device=device)
-    return FrameBuffer(wire, None, capacity)
+    if device.type != "cpu":
+        wire = torch.empty(size + capacity, dtype=torch.uint8, device=device)
+        return FrameBuffer(wire, None, capacity)
+    try:
+        buffer = _kept[size, capacity].pop()  # one step of the interpreter, so no lock
+    except IndexError:
+        memory = bytearray(size + capacity)
+        wire = torch.frombuffer(memory, dtype=torch.uint8)
+        return FrameBuffer(wire, memoryview(memory), capacity, reusable=True)
+    _kept.bytes -= size + capacity
+    return buffer
 
 
 def on_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -19,7 +19,7 @@ from lens_core.carrier import Carrier
 from lens_core.channel import Channel
 from lens_core.diagnostics import diagnostics
 from lens_core.errors import MissingExtraError, ProcessGroupError, SourceRankError
-from lens_core.frame import MAX_SEQUENCE
+from lens_core.frame import BROADCAST_CAPACITY, MAX_SEQUENCE
 
 try:
     import torch
@@ -30,10 +30,10 @@ except ImportError as error:
 __all__ = ["broadcast_trace_context"]
 
 _HAS_DISTRIBUTED: Final = dist.is_available()
-_CPU: Final = torch.device("cpu")
 _transport: Final = BroadcastTransport()
-#: What a frame is put into: the source's is on the host, which never waits for the device.
+#: What the source's frame is put into: what it is on does not matter, so it is on the host.
 _HOST: Final = _transport.empty()
+_ZEROS: Final = bytes(BROADCAST_CAPACITY)
 
 
 def broadcast_trace_context(
@@ -105,28 +105,32 @@ def broadcast_trace_context(
     else:
         source = known.checked_source(src_rank, group_src)
     channel = known.channel
-    number = channel.sequence.due(known.calls) if step is None else step & MAX_SEQUENCE
+    number = (known.calls + channel.sequence.ahead if step is None else step) & MAX_SEQUENCE
     known.source = source
     # The group's own broadcast in place of dist.broadcast: with cold caches, every function that is
     # entered here costs about 1 % of the broadcast itself (benchmarks/bench_broadcast.py).
     if source == known.group_rank:
-        buffer = channel.outgoing(_HOST, sequence=number)
-        wire = buffer.wire if known.on_host else on_device(buffer.wire, known.device())
+        # On the host, so that it can be read back without waiting for a device.
+        frame = channel.outgoing(_HOST, sequence=number)
+        wire = frame if known.on_host else on_device(frame, known.device())
         work = member.broadcast([wire], known.options[source])
         # Read while it is on its way: what the others get, less what did not fit.
-        carrier = channel.arrived(buffer, due=number).carrier
-        if not carrier:
+        carrier = channel.arrived(frame, due=number).carrier
+        if carrier.ids is None and not carrier:
             _report_nothing_sent(known.rank)
         work.wait()
     else:
-        # Empty: a shorter message of somebody else would leave the end of the last frame in place.
-        buffer = _transport.empty(_CPU if known.on_host else known.device())
-        member.broadcast([buffer.wire], known.options[source]).wait()
-        carrier = channel.arrived(buffer, due=number, follow=step is None).carrier
-    buffer.release()
+        if known.on_host:
+            # A shorter message of somebody else would leave the end of the last frame in place.
+            known.memory[:] = _ZEROS
+            wire = known.buffer
+        else:
+            wire = _transport.empty(known.device())
+        member.broadcast([wire], known.options[source]).wait()
+        carrier = channel.arrived(wire, due=number, follow=step is None).carrier
     # Counted once the collective has returned, on every rank alike.
     known.calls += 1
-    return carrier.or_none()
+    return carrier if carrier.ids is not None else carrier.or_none()
 
 
 class _GroupBroadcasts:
@@ -135,11 +139,13 @@ class _GroupBroadcasts:
     __slots__ = (
         "_device_type",
         "_members",
+        "buffer",
         "calls",
         "channel",
         "group",
         "group_rank",
         "group_ranks",
+        "memory",
         "on_host",
         "options",
         "rank",
@@ -154,6 +160,9 @@ class _GroupBroadcasts:
         self._members = facts.members
         self._device_type = facts.frame_device_type()
         self.on_host = self._device_type == "cpu"
+        #: What this rank receives into on the host, and the same bytes for Python.
+        self.memory = memoryview(bytearray(BROADCAST_CAPACITY))
+        self.buffer = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.channel = Channel(_transport, where=self._where, needs_span=True)
         self.options = _Options()
         self.calls = 0
