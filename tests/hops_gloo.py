@@ -258,7 +258,7 @@ def _broadcast_rank(
             with sender.sending(hop_message) as note:
                 if hop_message.damaged:
                     injected = case.transport.inject(case.new_message(0), carrier_for(0xBAD))
-                    dist.broadcast(case.damage(injected, rng), source)
+                    dist.broadcast(case.damage(injected, rng).wire, source)
                 else:
                     # The source gets what the others get: its context, less what did not fit.
                     own = broadcast_trace_context(rank, source, step=turn) or {}

@@ -9,11 +9,13 @@ from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from lens_core.compat import propagators_of
+from lens_core.compat import global_textmap_of, propagators_of
 from lens_core.diagnostics import diagnostics
 
 try:
-    from opentelemetry.propagate import get_global_textmap
+    from opentelemetry import propagate
+
+    get_global_textmap: Final = global_textmap_of(propagate)
 except ValueError as error:
     # opentelemetry.propagate raises at import when OTEL_PROPAGATORS names one that is not
     # installed. A wrong variable must not stop a training job, so fall back to the defaults.

@@ -8,6 +8,7 @@ import torch
 
 from lens_contrib.nccl import BufferTransport, PackedTransport, PairedTransport, carrier_buffer
 from lens_contrib.nccl.messages import TensorMessage
+from lens_contrib.torch.frame_buffers import FrameBuffer
 from lens_contrib.torch_distributed import BroadcastTransport
 from lens_core.frame import BROADCAST_CAPACITY, HEADER_BYTES, P2P_CAPACITY
 from lens_core.testing import TransportCase, damage_bytes
@@ -18,16 +19,16 @@ _BODY_OVERHEAD = 16
 _SHAPE = (3, 5)
 
 
-def broadcast_case() -> TransportCase[torch.Tensor]:
+def broadcast_case() -> TransportCase[FrameBuffer]:
     here = "tests.torch.cases:broadcast_case"
     transport = BroadcastTransport()
     return TransportCase(
         transport=transport,
         new_message=lambda number: transport.empty(),
-        same=lambda a, b: a.shape == b.shape,  # there is nothing of the user's in it
-        copy=torch.clone,
-        footprint=_footprint,
-        damage=_damage_tensor,
+        same=lambda a, b: a.capacity == b.capacity,  # there is nothing of the user's in it
+        copy=lambda message: _filled(transport.empty(), message.wire),
+        footprint=lambda message: _footprint(message.wire),
+        damage=lambda message, rng: _filled(transport.empty(), _damage_tensor(message.wire, rng)),
         carrier_bytes=BROADCAST_CAPACITY - HEADER_BYTES - _BODY_OVERHEAD,
         calls_when_off=100,
         hops={"2 ranks": broadcast_hop(here, 2), "4 ranks": broadcast_hop(here, 4)},
@@ -77,6 +78,11 @@ def _case(transport, here: str, calls_when_off: int, new=None) -> TransportCase[
         calls_when_off=calls_when_off,
         hops=_ring_hops(here),
     )
+
+
+def _filled(buffer: FrameBuffer, content: torch.Tensor) -> FrameBuffer:
+    buffer.wire.copy_(content)
+    return buffer
 
 
 def _ring_hops(here: str):

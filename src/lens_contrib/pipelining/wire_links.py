@@ -13,6 +13,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
+from lens_contrib.torch.frame_buffers import FrameBuffer
 from lens_contrib.torch_distributed.transports import BroadcastTransport
 from lens_core.channel import Channel
 from lens_core.errors import MissingExtraError
@@ -46,9 +47,9 @@ class Wire:
     """The frames of one pipeline on this rank, counted for each pair of stages."""
 
     def __init__(self) -> None:
-        self._channels: dict[Pair, Channel[torch.Tensor]] = {}
-        #: Of this step: a work that nobody holds would let go of them too early.
-        self._in_flight: list[torch.Tensor] = []
+        self._channels: dict[Pair, Channel[FrameBuffer]] = {}
+        #: Of this step, by ``id`` of their tensors: a work that nobody holds would let go of them.
+        self._in_flight: dict[int, FrameBuffer] = {}
 
     def new_step(self) -> None:
         """Let go of what was sent in the step before; its works have been waited for."""
@@ -66,14 +67,14 @@ class Wire:
         context = trace.set_span_in_context(span)
         empty = _transport.empty(like.tensor.device)
         frame = self._channel(pair).outgoing(empty, context=context)
-        self._in_flight.append(frame)
-        return dist.P2POp(dist.isend, frame, like.peer, like.group, like.tag)
+        self._in_flight[id(frame.wire)] = frame
+        return dist.P2POp(dist.isend, frame.wire, like.peer, like.group, like.tag)
 
     def recv_op(self, like: dist.P2POp) -> dist.P2POp:
         """The operation that receives a frame from where a payload operation comes."""
         frame = _transport.empty(like.tensor.device)
-        self._in_flight.append(frame)
-        return dist.P2POp(dist.irecv, frame, like.peer, like.group, like.tag)
+        self._in_flight[id(frame.wire)] = frame
+        return dist.P2POp(dist.irecv, frame.wire, like.peer, like.group, like.tag)
 
     def due(self, pair: Pair) -> int:
         """The number of the frame whose receive is posted now; each call is one receive."""
@@ -89,9 +90,13 @@ class Wire:
             due: What :meth:`due` gave for it.
         """
         # Several receives are posted ahead, so a count that is off is not followed.
-        return self._channel(pair).arrived(tensor, due=due, follow=False).carrier.context()
+        return (
+            self._channel(pair)
+            .arrived(self._in_flight[id(tensor)], due=due, follow=False)
+            .carrier.context()
+        )
 
-    def _channel(self, pair: Pair) -> Channel[torch.Tensor]:
+    def _channel(self, pair: Pair) -> Channel[FrameBuffer]:
         channel = self._channels.get(pair)
         if channel is None:
             direction, source, destination = pair

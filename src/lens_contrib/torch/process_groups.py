@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lens_contrib.torch.compat import default_group
 from lens_core.errors import MissingExtraError, ProcessGroupError
 from lens_core.whole_number import whole_number
 
@@ -48,8 +49,7 @@ class GroupFacts:
 def member_group(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup | None:
     """The group itself, or the default one; ``None`` where this process is in no such group."""
     if group is None:
-        default: dist.ProcessGroup | None = dist.group.WORLD
-        return default
+        return default_group()
     # new_group() returns a marker, which is an int, on the ranks that it leaves out.
     return None if isinstance(group, int) else group
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from opentelemetry import trace
 
+from lens_contrib.torch.compat import default_group
 from lens_contrib.torch.frame_buffers import on_device
 from lens_contrib.torch.process_groups import (
     current_device,
@@ -31,8 +32,6 @@ __all__ = ["broadcast_trace_context"]
 
 _HAS_DISTRIBUTED: Final = dist.is_available()
 _transport: Final = BroadcastTransport()
-#: What the source's frame is put into: what it is on does not matter, so it is on the host.
-_HOST: Final = _transport.empty()
 _ZEROS: Final = bytes(BROADCAST_CAPACITY)
 
 
@@ -90,7 +89,7 @@ def broadcast_trace_context(
     """
     if not _HAS_DISTRIBUTED:
         return None
-    member = dist.group.WORLD if group is None else member_group(group)
+    member = default_group() if group is None else member_group(group)
     if member is None:
         return None
     known = _by_group.get(id(member))
@@ -111,23 +110,22 @@ def broadcast_trace_context(
     # entered here costs about 1 % of the broadcast itself (benchmarks/bench_broadcast.py).
     if source == known.group_rank:
         # On the host, so that it can be read back without waiting for a device.
-        frame = channel.outgoing(_HOST, sequence=number)
-        wire = frame if known.on_host else on_device(frame, known.device())
+        frame = channel.outgoing(known.empty, sequence=number)
+        wire = frame.wire if known.on_host else on_device(frame.wire, known.device())
         work = member.broadcast([wire], known.options[source])
         # Read while it is on its way: what the others get, less what did not fit.
         carrier = channel.arrived(frame, due=number).carrier
         if carrier.ids is None and not carrier:
             _report_nothing_sent(known.rank)
         work.wait()
+        _transport.spare.append(frame)
     else:
-        if known.on_host:
+        frame = known.empty if known.on_host else _transport.empty(known.device())
+        if frame.frame is not None:
             # A shorter message of somebody else would leave the end of the last frame in place.
-            known.memory[:] = _ZEROS
-            wire = known.buffer
-        else:
-            wire = _transport.empty(known.device())
-        member.broadcast([wire], known.options[source]).wait()
-        carrier = channel.arrived(wire, due=number, follow=step is None).carrier
+            frame.frame[:] = _ZEROS
+        member.broadcast([frame.wire], known.options[source]).wait()
+        carrier = channel.arrived(frame, due=number, follow=step is None).carrier
     # Counted once the collective has returned, on every rank alike.
     known.calls += 1
     return carrier if carrier.ids is not None else carrier.or_none()
@@ -139,13 +137,12 @@ class _GroupBroadcasts:
     __slots__ = (
         "_device_type",
         "_members",
-        "buffer",
         "calls",
         "channel",
+        "empty",
         "group",
         "group_rank",
         "group_ranks",
-        "memory",
         "on_host",
         "options",
         "rank",
@@ -160,9 +157,8 @@ class _GroupBroadcasts:
         self._members = facts.members
         self._device_type = facts.frame_device_type()
         self.on_host = self._device_type == "cpu"
-        #: What this rank receives into on the host, and the same bytes for Python.
-        self.memory = memoryview(bytearray(BROADCAST_CAPACITY))
-        self.buffer = torch.frombuffer(self.memory, dtype=torch.uint8)
+        #: What this rank receives into on the host.
+        self.empty = _transport.empty()
         self.channel = Channel(_transport, where=self._where, needs_span=True)
         self.options = _Options()
         self.calls = 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 
-from lens_contrib.torch.frame_buffers import on_device
+from lens_contrib.torch.frame_buffers import FrameBuffer, frame_buffer
 from lens_core.errors import MessageError, MissingExtraError
 from lens_core.frame import BROADCAST_CAPACITY, decode_frame, encode_frame
 from lens_core.transport import Received
@@ -19,52 +18,61 @@ __all__ = ["BroadcastTransport"]
 
 
 class BroadcastTransport:
-    """A collective moves nothing of the user's: its message is one tensor that holds the frame.
+    """A collective moves nothing of the user's: its message is one buffer that holds the frame.
 
     Attributes:
         name: ``"torch.broadcast"``.
-        capacity: Size of the tensor in bytes.
+        capacity: Size of the buffer in bytes.
+        spare: Buffers of the host that no message uses: :meth:`inject` takes one, and whoever has
+            sent it gives it back. One that is taken is nobody else's.
     """
 
     name = "torch.broadcast"
 
     def __init__(self, capacity: int = BROADCAST_CAPACITY) -> None:
         self.capacity = capacity
-        self._memory = ctypes.c_ubyte * capacity
+        self.spare: list[FrameBuffer] = []
 
-    def empty(self, device: torch.device | str = "cpu") -> torch.Tensor:
+    def empty(self, device: torch.device | None = None) -> FrameBuffer:
         """A message with nothing on it, to receive into: zeros, ``uint8[capacity]``."""
-        return torch.zeros(self.capacity, dtype=torch.uint8, device=device)
+        buffer = frame_buffer(device or torch.device("cpu"), capacity=self.capacity)
+        buffer.clear()
+        return buffer
 
-    def inject(self, message: torch.Tensor, carrier: Mapping[str, str]) -> torch.Tensor:
-        """A new tensor, on the message's device, that holds the carrier; waits for no device.
+    def inject(self, message: FrameBuffer, carrier: Mapping[str, str]) -> FrameBuffer:
+        """Another buffer, on the message's device, that holds the carrier; waits for no device.
 
         Raises:
             CarrierError: If the carrier is not a mapping of strings to strings.
             FrameError: If its ``traceparent`` is not one of version 00.
-            MessageError: If the message is not a ``uint8`` tensor of the capacity.
+            MessageError: If the message is not a buffer of the capacity.
         """
-        if message.dtype != torch.uint8 or message.numel() != self.capacity:
+        if type(message) is not FrameBuffer or message.capacity != self.capacity:
             raise self._error(message)
-        frame = bytearray(encode_frame(carrier, capacity=self.capacity))
-        host = torch.frombuffer(frame, dtype=torch.uint8)
-        return host if message.is_cpu else on_device(host, message.device)
+        frame = encode_frame(carrier, capacity=self.capacity)
+        if message.frame is not None and self.spare:
+            buffer = self.spare.pop()
+        else:
+            buffer = frame_buffer(message.wire.device, capacity=self.capacity)
+        if buffer.frame is not None:
+            buffer.frame[:] = frame
+        else:
+            buffer.put(frame)
+        return buffer
 
-    def extract(self, message: torch.Tensor) -> Received[torch.Tensor]:
-        """The tensor, and the carrier that it holds; on a device waits for the current stream.
+    def extract(self, message: FrameBuffer) -> Received[FrameBuffer]:
+        """The buffer, and the carrier that it holds; on a device waits for the current stream.
 
         Raises:
-            MessageError: If the message is not a ``uint8`` tensor of the capacity.
+            MessageError: If the message is not a buffer of the capacity.
         """
-        if message.dtype != torch.uint8 or message.numel() != self.capacity:
+        if type(message) is not FrameBuffer or message.capacity != self.capacity:
             raise self._error(message)
-        if message.is_cpu and message.is_contiguous():
-            # In place: to bring a tensor's bytes to Python costs more than to read a frame.
-            return Received(message, decode_frame(self._memory.from_address(message.data_ptr())))
-        return Received(message, decode_frame(bytes(message.tolist())))
+        frame = message.frame
+        return Received(message, decode_frame(message.read() if frame is None else frame))
 
-    def _error(self, message: torch.Tensor) -> MessageError:
+    def _error(self, message: object) -> MessageError:
         return MessageError(
-            f"the message of a collective is a uint8 tensor of {self.capacity} bytes, not "
-            f"{message.dtype} of shape {tuple(message.shape)}; use BroadcastTransport.empty()"
+            f"the message of a collective is a buffer of {self.capacity} bytes, not {message}; "
+            "use BroadcastTransport.empty()"
         )
