@@ -65,8 +65,9 @@ def _context_is_empty() -> bool:
 
 def _actor_class(relation: str) -> type:
     class Target:
-        def __init__(self) -> None:
+        def __init__(self, prepare) -> None:
             _record_everything()
+            prepare()
 
         @traced(relation=relation)
         def receive(self, *, number, text, _otel_carrier=None):
@@ -76,8 +77,9 @@ def _actor_class(relation: str) -> type:
             return _context_is_empty()
 
     class AsyncTarget:
-        def __init__(self) -> None:
+        def __init__(self, prepare) -> None:
             _record_everything()
+            prepare()
 
         @traced(relation=relation)
         async def receive(self, *, number, text, _otel_carrier=None):
@@ -92,14 +94,22 @@ def _actor_class(relation: str) -> type:
     return {"actor": Target, "async actor": AsyncTarget}  # type: ignore[return-value]
 
 
+def _nothing() -> None:
+    """What a worker does before the first call."""
+
+
 def ray_hop(
-    style: str, make_case: Callable[[], TransportCase]
+    style: str,
+    make_case: Callable[[], TransportCase],
+    prepare: Callable[[], None] = _nothing,
 ) -> Callable[[Sequence[HopMessage]], Sequence[HopRecord]]:
     """Sends all hop_messages to one receiver of this style, without waiting in between."""
 
     def hop(hop_messages: Sequence[HopMessage]) -> Sequence[HopRecord]:
         case = make_case()
-        target = ray.remote(_actor_class(case.relation)[style]).options(num_cpus=0.1).remote()
+        target = (
+            ray.remote(_actor_class(case.relation)[style]).options(num_cpus=0.1).remote(prepare)
+        )
         try:
             return _exchange(case, target, hop_messages)
         finally:

@@ -23,12 +23,12 @@ except ImportError as error:
 
 from lens_contrib.ray.acceptance import accepts_carrier
 from lens_contrib.ray.decorator import traced, traced_remote_call
-from lens_contrib.ray.environment import runtime_env
-from lens_contrib.ray.injection import (
+from lens_contrib.ray.dispatch import (
     extract_ray_context,
     inject_ray_context,
     ray_dispatch_with_context,
 )
+from lens_contrib.ray.environment import runtime_env
 from lens_contrib.ray.instrumentor import RayInstrumentor
 from lens_contrib.ray.transports import CARRIER_ARGUMENT, RayTransport
 from lens_contrib.ray.waiting import traced_get

@@ -10,10 +10,9 @@ from typing import Any, Final, TypeVar, cast, get_args, overload
 import ray
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
-from ray.actor import ActorClass
-from ray.remote_function import RemoteFunction
 
-from lens_contrib.ray.process_local import CallSpec, LocalTracer
+from lens_contrib.ray.call_spec import CallSpec, LocalTracer
+from lens_contrib.ray.compat import ActorClass, RemoteFunction, definition
 from lens_contrib.ray.wrapping import wrap_function
 from lens_core.channel import Relation
 from lens_core.errors import ConfigError, MessageError
@@ -124,12 +123,11 @@ class _Settings:
     def apply(self, target: object, qualified: str | None = None) -> object:
         if isinstance(target, staticmethod | classmethod):
             return type(target)(self._function(target.__func__, qualified))
-        if isinstance(target, RemoteFunction):
-            return _remote(self._function(target._function, qualified), target._default_options)
-        if isinstance(target, ActorClass):
-            actor: Any = target
-            original = actor.__ray_metadata__.modified_class.__ray_actor_class__
-            return _remote(self._class(original), actor._default_options)
+        if isinstance(target, RemoteFunction | ActorClass):
+            original, options = definition(target)
+            remote: Any = ray.remote
+            decorated = self.apply(original, qualified)
+            return remote(**options)(decorated) if options else remote(decorated)
         if isinstance(target, type):
             return self._class(target)
         if isinstance(target, FunctionType):
@@ -164,9 +162,3 @@ class _Settings:
                 ):
                     setattr(cls, name, traced_member)
         return cls
-
-
-def _remote(target: Any, options: Mapping[str, object]) -> object:
-    """What ``@ray.remote`` with these options makes of a function or class."""
-    remote: Any = ray.remote
-    return remote(**options)(target) if options else remote(target)

@@ -11,8 +11,9 @@ import asyncio
 from typing import Final
 
 from opentelemetry.trace import Span, StatusCode
-from ray.exceptions import AsyncioActorExit, RayTaskError
+from ray.exceptions import RayTaskError
 
+from lens_contrib.ray.compat import leaves_actor
 from lens_core.diagnostics import diagnostics
 from lens_core.semconv import ERROR_TYPE, RAY_TASK_CANCELLED
 from lens_core.spans.status import error_type, one_line, record_error
@@ -32,7 +33,7 @@ def record_failure(span: Span, error: BaseException, *, cancels: bool = False) -
         cancels: Whether an exception of the kinds with which Ray cancels means that it did.
     """
     try:
-        if _leaves_actor(error):
+        if leaves_actor(error):
             return
         if cancels and isinstance(error, _CANCELLATIONS):
             span.set_attribute(RAY_TASK_CANCELLED, True)
@@ -42,13 +43,6 @@ def record_failure(span: Span, error: BaseException, *, cancels: bool = False) -
             record_error(span, error)
     except Exception as failure:  # noqa: BLE001 - must not replace the user's exception
         diagnostics.record("span.record_failed", f"{type(failure).__name__}: {failure}")
-
-
-def _leaves_actor(error: BaseException) -> bool:
-    # exit_actor() raises a SystemExit that Ray marks with an attribute; its code is not 0.
-    return isinstance(error, AsyncioActorExit) or (
-        isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
-    )
 
 
 def _name(span: Span, error: RayTaskError) -> None:

@@ -12,16 +12,13 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-import ray.actor
+import ray
 from opentelemetry.trace import TracerProvider
-from ray.actor import ActorClass
-from ray.remote_function import RemoteFunction
 
-from lens_contrib.ray.acceptance import accepts_carrier
+from lens_contrib.ray.compat import patch, patches
 from lens_contrib.ray.decorator import traced
-from lens_contrib.ray.transports import CARRIER_ARGUMENT
+from lens_contrib.ray.dispatch import with_carrier
 from lens_core.diagnostics import diagnostics
-from lens_core.propagation import current_carrier
 
 __all__ = ["RayInstrumentor"]
 
@@ -76,7 +73,7 @@ class RayInstrumentor:
                 return
             tracer = None if tracer_provider is None else tracer_provider.get_tracer(_SCOPE)
             try:
-                before = _patches()
+                before = patches()
             except AttributeError as error:
                 diagnostics.record(
                     "ray.instrumentation_failed",
@@ -103,34 +100,19 @@ class RayInstrumentor:
                 return before[1](cls if hasattr(cls, "__ray_actor_class__") else trace(cls))
 
             def remote(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-                return before[2](self, args, _with_carrier(self, args, kwargs), **options)
+                return before[2](
+                    self, args, with_carrier(self, args or (), kwargs or {}), **options
+                )
 
-            _patch(init, modify_class, remote)
+            patch(init, modify_class, remote)
             self._originals = before
 
     def uninstrument(self, **_: object) -> None:
         """Trace nothing that is defined from now on. What is traced already stays so."""
         with self._lock:
             if self._originals is not None:
-                _patch(*self._originals)
+                patch(*self._originals)
                 self._originals = None
-
-
-def _patches() -> tuple[Any, Any, Any]:
-    """The functions of Ray through which every task, actor class and new actor goes."""
-    return (
-        RemoteFunction.__init__,
-        ray.actor._modify_class,
-        ActorClass._remote,
-    )
-
-
-def _patch(init: Any, modify_class: Any, remote: Any) -> None:
-    function_class: Any = RemoteFunction
-    actor_class: Any = ActorClass
-    function_class.__init__ = init
-    ray.actor._modify_class = modify_class
-    actor_class._remote = remote
 
 
 def _subclass(cls: type) -> type:
@@ -140,14 +122,3 @@ def _subclass(cls: type) -> type:
 
 def _within(module: str, names: Sequence[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)
-
-
-def _with_carrier(
-    actor_class: object, args: Sequence[object] | None, kwargs: dict[str, object] | None
-) -> dict[str, object]:
-    arguments = dict(kwargs or {})
-    if CARRIER_ARGUMENT in arguments or not accepts_carrier(actor_class, len(args or ())):
-        return arguments
-    if carrier := current_carrier():
-        arguments[CARRIER_ARGUMENT] = carrier
-    return arguments

@@ -4,24 +4,29 @@ The size of a call is nobody's buffer: Ray sends each call's arguments with thei
 the callee's signature gives the keyword a default. So a call without a carrier simply has no such
 argument, which keeps Ray's fast path for calls without arguments, and nothing can hang for it.
 (A caller that injects by itself may pass it by position, after all of the user's arguments.)
+A carrier that is a ``traceparent`` alone can ride as the bytes of that header, which Ray moves
+without its serializer (``benchmarks/bench_ray.py``).
 What the other side must know beforehand, the footprint of such a message, is the names of the
 user's own arguments.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
-from lens_core.carrier import Carrier
+from lens_core.carrier import Carrier, TraceIds
 from lens_core.carrier_size import MAX_CARRIER_BYTES, check_carrier, fit_carrier
 from lens_core.errors import CarrierError, MessageError
 from lens_core.transport import Received
 
 __all__ = ["CARRIER_ARGUMENT", "DROPPED_HEADER", "RayTransport"]
 
-#: Length of a traceparent of version 00, which may come as its bytes alone.
-_TRACEPARENT_BYTES: Final = 55
+#: A traceparent of version 00 (W3C Trace Context 3.2), in which no id may be all zeros.
+_TRACEPARENT: Final = re.compile(
+    rb"00-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})"
+)
 #: Name of the keyword argument that holds the carrier.
 CARRIER_ARGUMENT: Final = "_otel_carrier"
 #: Header that says how many headers the sender left out because the carrier was too large.
@@ -34,9 +39,16 @@ class RayTransport:
     """A carrier as the keyword argument ``_otel_carrier`` of a remote call.
 
     A message is the keyword arguments of one call, a mapping of names to objects.
+
+    Args:
+        compact: Whether a ``traceparent`` that is alone is put there as its bytes, for a callee
+            that reads them: one that is traced. Both forms are taken off again by either.
     """
 
     name: Final = "ray"
+
+    def __init__(self, *, compact: bool = False) -> None:
+        self._compact = compact
 
     def inject(
         self, message: Mapping[str, object], carrier: Mapping[str, str]
@@ -50,6 +62,11 @@ class RayTransport:
         arguments = _arguments(message)
         if CARRIER_ARGUMENT in arguments:
             raise MessageError(f"the call has an argument {CARRIER_ARGUMENT} already; drop one")
+        if self._compact and type(carrier) is Carrier and carrier.ids is not None:
+            trace_id, span_id, flags = carrier.ids
+            traceparent = f"00-{trace_id.hex()}-{span_id.hex()}-{flags:02x}".encode()
+            arguments[CARRIER_ARGUMENT] = traceparent
+            return arguments
         headers, dropped = fit_carrier(carrier)
         if dropped:
             # Room for the mark is made first: receivers refuse whole what is larger than the limit.
@@ -69,8 +86,11 @@ class RayTransport:
         carrier = arguments.pop(CARRIER_ARGUMENT, None)
         if carrier is None:
             return Received(arguments)
-        if isinstance(carrier, bytes) and len(carrier) == _TRACEPARENT_BYTES:
-            carrier = {"traceparent": carrier.decode("ascii", "replace")}
+        if isinstance(carrier, bytes):
+            if match := _TRACEPARENT.fullmatch(carrier):
+                trace_id, span_id, flags = map(bytes.fromhex, map(bytes.decode, match.groups()))
+                return Received(arguments, Carrier(ids=TraceIds(trace_id, span_id, flags[0])))
+            return Received(arguments, Carrier.refused("its bytes are no traceparent"))
         try:
             headers = dict(check_carrier(carrier))
         except CarrierError as error:

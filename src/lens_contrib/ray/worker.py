@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import ray
 from opentelemetry import trace
 from opentelemetry.trace import ProxyTracerProvider
 from opentelemetry.util.types import AttributeValue
-from ray._private.worker import global_worker
 from ray.runtime_context import RuntimeContext
 
+from lens_contrib.ray.compat import current_task, in_worker
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import (
     RAY_ACTOR_ID,
@@ -43,10 +44,6 @@ class Worker:
         self._telemetry_done = False
         self._fixed: Mapping[str, str] | None = None
 
-    def in_worker(self) -> bool:
-        """Whether Ray started this process to run tasks or an actor."""
-        return bool(global_worker.mode == ray.WORKER_MODE)
-
     def ensure_telemetry(self) -> None:
         """Set up telemetry in a worker at its first traced call. Never raises."""
         with self._lock:
@@ -54,7 +51,7 @@ class Worker:
                 return
             self._telemetry_done = True
             try:
-                if self.in_worker() and not provider_is_set():
+                if in_worker() and not provider_is_set():
                     _setup_from_environment()
             except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
                 diagnostics.record(
@@ -67,17 +64,13 @@ class Worker:
         """Add Ray's ids of the call that runs here; nothing outside of Ray's workers."""
         fixed = self._fixed
         if fixed is None:
-            if not self.in_worker():
+            if not in_worker():
                 return
             # These do not change in the life of an actor; asking costs about 1 us each.
             fixed = self._ask_fixed(ray.get_runtime_context())
         attributes.update(fixed)
-        try:
-            core = global_worker.core_worker  # type: ignore[attr-defined]
-            attributes[RAY_TASK_ID] = core.get_current_task_id().hex()
-            attributes[RAY_TASK_ATTEMPT] = core.get_current_task_attempt_number()
-        except Exception:  # noqa: BLE001 - private in Ray; the span is right without them
-            pass
+        with suppress(Exception):  # private in Ray; the span is right without them
+            attributes[RAY_TASK_ID], attributes[RAY_TASK_ATTEMPT] = current_task()
 
     def _ask_fixed(self, context: RuntimeContext) -> Mapping[str, str]:
         fixed = {

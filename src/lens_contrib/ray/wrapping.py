@@ -2,9 +2,9 @@
 
 Three properties of Ray decide its form (Ray 2.60; each has a test):
 
-- Ray pickles it by value. Its closure may hold only builtins and objects that reduce to builtins
-  (:mod:`lens_contrib.ray.process_local`), and it imports this package in its body: in a worker
-  without this package it calls the user's function, untraced.
+- Ray pickles it by value. Its closure may hold only builtins and objects that reduce to builtins,
+  and it imports this package in its body: in a worker without this package it calls the user's
+  function, untraced.
 - For actor methods Ray reads signature and options from ``inspect.unwrap(method)``. So the wrapper
   has no ``__wrapped__``, its own ``__signature__``, and a copy of the function's ``__dict__``.
 - Ray and asyncio look at the kind of the function: a coroutine function gets a coroutine
@@ -19,16 +19,19 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from lens_contrib.ray.outer import OuterDecorators
-from lens_contrib.ray.process_local import CallSpec
+from lens_contrib.ray.call_spec import CallSpec
+from lens_contrib.ray.compat import CARRIER_OF_RAY, INVOCATION_DECORATOR
+from lens_contrib.ray.injection import Injector
 from lens_contrib.ray.transports import CARRIER_ARGUMENT
 
-__all__ = ["RAY_CARRIER_ARGUMENT", "TRACED_MARK", "wrap_function"]
+__all__ = ["TRACED_MARK", "wrap_function"]
 
-#: Keyword in which Ray's own tracing passes its context.
-RAY_CARRIER_ARGUMENT: Final = "_ray_trace_ctx"
 #: Attribute of a function that is traced already.
 TRACED_MARK: Final = "__lens_traced__"
+_KEYWORD_ONLY: Final = inspect.Parameter.KEYWORD_ONLY
+_BY_POSITION: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_VAR_POSITIONAL: Final = inspect.Parameter.VAR_POSITIONAL
+_VAR_KEYWORD: Final = inspect.Parameter.VAR_KEYWORD
 
 _Function = Callable[..., Any]
 
@@ -39,41 +42,34 @@ def wrap_function(function: _Function, spec: CallSpec, *, inject: bool) -> _Func
     Args:
         function: A plain function, coroutine function, generator function or async generator
             function. One that is traced already comes back as it is.
-        spec: What the span is; builtins only.
+        spec: What the span is.
         inject: Whether Ray's callers inject the current context by themselves.
     """
     if getattr(function, TRACED_MARK, False):
         return function
     signature = _signature(function)
-    wants = _wants(signature)
     most = _most_positional(signature) if inject else sys.maxsize
-    method = spec["method"]
-    bound = "." in str(method) and next(iter(signature.parameters), "") in _BOUND
+    declared = _declared(signature)
+    begin = _begin(spec, declared, most)
     if inspect.isasyncgenfunction(function):
-        wrapper = _async_generator(function, spec, wants, most)
+        wrapper = _async_generator(function, begin)
     elif inspect.iscoroutinefunction(function):
-        wrapper = _coroutine(function, spec, wants, most)
+        wrapper = _coroutine(function, begin)
     elif inspect.isgeneratorfunction(function):
-        wrapper = _generator(function, spec, wants, most)
+        wrapper = _generator(function, begin)
     else:
-        wrapper = _plain(function, spec, wants, most)
+        wrapper = _plain(function, begin)
     functools.update_wrapper(wrapper, function)
     del wrapper.__wrapped__  # type: ignore[attr-defined]
-    attributes: dict[str, object] = {
-        "__signature__": _with_carriers(signature, most),
-        "__ray_invocation_decorator__": _hook(
-            OuterDecorators(wrapper, CARRIER_ARGUMENT),
-            spec,
-            inject and wants >= 0,
-            wants - bound,
-        ),
-        TRACED_MARK: True,
-    }
-    wrapper.__dict__.update(attributes)
+    wrapper.__dict__.update({"__signature__": _with_carriers(signature, most), TRACED_MARK: True})
+    if inject and declared >= 0:
+        method = "." in spec["method"] and next(iter(signature.parameters), "") in ("self", "cls")
+        injector = Injector(spec, declared - method, wrapper)
+        setattr(wrapper, INVOCATION_DECORATOR, _hook(injector, spec, declared - method))
     return wrapper
 
 
-def _wants(signature: inspect.Signature) -> int:
+def _declared(signature: inspect.Signature) -> int:
     """Whether the user declares the argument, and so gets its value: 0 if not.
 
     Otherwise how many positional arguments a call has at least if the user passes the value as one
@@ -84,20 +80,20 @@ def _wants(signature: inspect.Signature) -> int:
         return 0
     if parameter.kind is _KEYWORD_ONLY:
         return sys.maxsize
-    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-        return list(signature.parameters).index(CARRIER_ARGUMENT) + 1
-    return -1
+    return (
+        list(signature.parameters).index(CARRIER_ARGUMENT) + 1
+        if (parameter.kind is _BY_POSITION)
+        else -1
+    )
 
 
 def _most_positional(signature: inspect.Signature) -> int:
     """How many positional arguments the function takes: a carrier may come as one more.
 
-    As one more positional argument the bytes of a ``traceparent`` cost Ray less than as a keyword
-    argument, whose name Ray serializes with each call (``benchmarks/bench_ray.py``). Where the user
-    declares the argument or takes any number of arguments there is no such place.
+    Where the user declares the argument or takes any number of arguments there is no such place.
     """
     kinds = [parameter.kind for parameter in signature.parameters.values()]
-    if CARRIER_ARGUMENT in signature.parameters or inspect.Parameter.VAR_POSITIONAL in kinds:
+    if CARRIER_ARGUMENT in signature.parameters or _VAR_POSITIONAL in kinds:
         return sys.maxsize
     return sum(kind not in (_KEYWORD_ONLY, _VAR_KEYWORD) for kind in kinds)
 
@@ -106,243 +102,123 @@ def _signature(function: _Function) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without one
-        kinds = inspect.Parameter
-        return inspect.Signature(
-            [kinds("args", kinds.VAR_POSITIONAL), kinds("kwargs", kinds.VAR_KEYWORD)]
-        )
+        kinds = {"args": _VAR_POSITIONAL, "kwargs": _VAR_KEYWORD}
+        return inspect.Signature([inspect.Parameter(*one) for one in kinds.items()])
 
 
 def _with_carriers(signature: inspect.Signature, most: int) -> inspect.Signature:
     """The signature with both carrier arguments, with defaults."""
     parameters = list(signature.parameters.values())
-    last = parameters.pop() if parameters and parameters[-1].kind is _VAR_KEYWORD else None
+    last = parameters[-1:] if parameters and parameters[-1].kind is _VAR_KEYWORD else []
+    del parameters[len(parameters) - len(last) :]
     if most < sys.maxsize:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters.insert(most, inspect.Parameter(CARRIER_ARGUMENT, kind, default=None))
-    elif CARRIER_ARGUMENT not in signature.parameters:
-        parameters.append(inspect.Parameter(CARRIER_ARGUMENT, _KEYWORD_ONLY, default=None))
-    if RAY_CARRIER_ARGUMENT not in signature.parameters:
-        parameters.append(inspect.Parameter(RAY_CARRIER_ARGUMENT, _KEYWORD_ONLY, default=None))
-    if last is not None:
-        parameters.append(last)
-    return signature.replace(parameters=parameters)
-
-
-_VAR_KEYWORD: Final = inspect.Parameter.VAR_KEYWORD
-_KEYWORD_ONLY: Final = inspect.Parameter.KEYWORD_ONLY
-#: First parameters that callers do not pass.
-_BOUND: Final = frozenset({"self", "cls"})
+        parameters.insert(most, inspect.Parameter(CARRIER_ARGUMENT, _BY_POSITION, default=None))
+    for name in (CARRIER_ARGUMENT, CARRIER_OF_RAY):
+        if all(parameter.name != name for parameter in parameters):
+            parameters.append(inspect.Parameter(name, _KEYWORD_ONLY, default=None))
+    return signature.replace(parameters=[*parameters, *last])
 
 
 # From here on, nested functions: they are pickled by value, so their bodies import what they need,
 # and their closures hold nothing of ours that would have to be imported in order to unpickle it.
 
 
-def _hook(guard: OuterDecorators, spec: CallSpec, automatic: bool, given_at: int) -> _Function:
+def _hook(injector: Any, spec: CallSpec, declared: int) -> _Function:
     """What Ray calls in the caller's process, before each submission of the traced function."""
-    injector: Any = None
-    tolerance: Any = guard
 
     def invocation_decorator(invocation: _Function) -> _Function:
-        nonlocal injector, tolerance
-        if not automatic or tolerance == 0:
-            return invocation
-        if injector is None:
-            try:
+        nonlocal injector
+        try:
+            if type(injector) is int:  # it came from another process
                 from lens_contrib.ray.injection import Injector
 
-                if type(tolerance) is not int:
-                    tolerance = tolerance.tolerance()
-                injector = Injector(spec, given_at, by_position=tolerance > 1)
-            except Exception:  # noqa: BLE001 - a caller without this package calls untraced
-                return invocation
-            if tolerance == 0:
-                return invocation
-        submit: _Function = injector.around(invocation)
+                injector = Injector(spec, declared, injector)
+            submit: _Function = injector.around(invocation)
+        except Exception:  # noqa: BLE001 - a caller without this package calls untraced
+            return invocation
         return submit
 
-    invocation_decorator.__lens_tolerance__ = tolerance  # type: ignore[attr-defined]
+    invocation_decorator.__lens_acceptance__ = injector  # type: ignore[attr-defined]
     return invocation_decorator
 
 
-def _plain(function: _Function, spec: CallSpec, wants: int, most: int) -> _Function:
-    entry: Any = None
+def _begin(spec: CallSpec, declared: int, most: int) -> _Function:
+    callee: Any = None
 
-    def call(
-        *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
-    ) -> Any:
-        nonlocal entry
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        """The user's arguments, without the carriers, and the execution; None where untraced."""
+        nonlocal callee
+        carrier = kwargs.pop("_otel_carrier", None)
+        of_ray = kwargs.pop("_ray_trace_ctx", None)
         if len(args) > most and type(args[-1]) is bytes and len(args[-1]) == 55:
-            args, _otel_carrier = args[:-1], args[-1]
-        elif wants > 0 and len(args) >= wants:
-            _otel_carrier = args[wants - 1]
-        elif wants > 0:
-            carrier = _otel_carrier
+            args, carrier = args[:-1], args[-1]
+        elif declared > 0 and len(args) >= declared:
+            carrier = args[declared - 1]
+        elif declared > 0 and carrier is not None:
             if type(carrier) is bytes:  # a traceparent alone travels as its bytes
                 carrier = {"traceparent": carrier.decode("ascii", "replace")}
             kwargs["_otel_carrier"] = carrier
-        scope = None
         try:
-            if entry is None:
-                from lens_contrib.ray.execution import Entry
+            if callee is None:
+                from lens_contrib.ray.execution import Callee
 
-                entry = Entry(spec)
-            scope = entry.open(_otel_carrier, _ray_trace_ctx)
+                callee = Callee(spec)
+            return args, callee.start(of_ray if carrier is None else carrier)
         except Exception:  # noqa: BLE001 - a worker without this package runs untraced
-            pass
-        if scope is None:
+            return args, None
+
+    return begin
+
+
+def _plain(function: _Function, begin: _Function) -> _Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, execution = begin(args, kwargs)
+        if execution is None:
             return function(*args, **kwargs)
-        try:
+        with execution:
             return function(*args, **kwargs)
-        except BaseException as error:
-            scope.fail(error)
-            raise
-        finally:
-            scope.close()
 
     return call
 
 
-def _coroutine(function: _Function, spec: CallSpec, wants: int, most: int) -> _Function:
-    entry: Any = None
-
-    async def call(
-        *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
-    ) -> Any:
-        nonlocal entry
-        if len(args) > most and type(args[-1]) is bytes and len(args[-1]) == 55:
-            args, _otel_carrier = args[:-1], args[-1]
-        elif wants > 0 and len(args) >= wants:
-            _otel_carrier = args[wants - 1]
-        elif wants > 0:
-            carrier = _otel_carrier
-            if type(carrier) is bytes:  # a traceparent alone travels as its bytes
-                carrier = {"traceparent": carrier.decode("ascii", "replace")}
-            kwargs["_otel_carrier"] = carrier
-        scope = None
-        try:
-            if entry is None:
-                from lens_contrib.ray.execution import Entry
-
-                entry = Entry(spec)
-            scope = entry.open(_otel_carrier, _ray_trace_ctx)
-        except Exception:  # noqa: BLE001 - a worker without this package runs untraced
-            pass
-        if scope is None:
+def _coroutine(function: _Function, begin: _Function) -> _Function:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        args, execution = begin(args, kwargs)
+        if execution is None:
             return await function(*args, **kwargs)
-        try:
+        with execution:
             return await function(*args, **kwargs)
-        except BaseException as error:
-            scope.fail(error)
-            raise
-        finally:
-            scope.close()
 
     return call
 
 
-def _generator(function: _Function, spec: CallSpec, wants: int, most: int) -> _Function:
-    entry: Any = None
-
-    def call(
-        *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
-    ) -> Any:
-        nonlocal entry
-        if len(args) > most and type(args[-1]) is bytes and len(args[-1]) == 55:
-            args, _otel_carrier = args[:-1], args[-1]
-        elif wants > 0 and len(args) >= wants:
-            _otel_carrier = args[wants - 1]
-        elif wants > 0:
-            carrier = _otel_carrier
-            if type(carrier) is bytes:  # a traceparent alone travels as its bytes
-                carrier = {"traceparent": carrier.decode("ascii", "replace")}
-            kwargs["_otel_carrier"] = carrier
-        scope = None
-        try:
-            if entry is None:
-                from lens_contrib.ray.execution import Entry
-
-                entry = Entry(spec)
-            scope = entry.start(_otel_carrier, _ray_trace_ctx)
-        except Exception:  # noqa: BLE001 - a worker without this package runs untraced
-            pass
-        if scope is None:
+def _generator(function: _Function, begin: _Function) -> _Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, execution = begin(args, kwargs)
+        if execution is None:
             return (yield from function(*args, **kwargs))
-        # The span is current while the user's code runs, and not while the consumer's does: each
-        # step attaches and detaches. So this is "yield from" by hand.
-        steps = None
-        try:
-            steps = function(*args, **kwargs)
-            advance, value = steps.send, None
-            while True:
-                scope.attach()
-                try:
-                    item = advance(value)
-                except StopIteration as stop:
-                    return stop.value
-                finally:
-                    scope.detach()
-                try:
-                    value = yield item
-                    advance = steps.send
-                except GeneratorExit:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - passed on, as "yield from" does
-                    advance, value = steps.throw, error
-        except BaseException as error:
-            scope.fail(error)
-            raise
-        finally:
-            if steps is not None:
-                scope.attach()
-                try:
-                    steps.close()
-                finally:
-                    scope.detach()
-            scope.close()
+        return (yield from execution.generate(function, args, kwargs))
 
     return call
 
 
-def _async_generator(function: _Function, spec: CallSpec, wants: int, most: int) -> _Function:
-    entry: Any = None
-
-    async def call(
-        *args: Any, _otel_carrier: Any = None, _ray_trace_ctx: Any = None, **kwargs: Any
-    ) -> Any:
-        nonlocal entry
-        if len(args) > most and type(args[-1]) is bytes and len(args[-1]) == 55:
-            args, _otel_carrier = args[:-1], args[-1]
-        elif wants > 0 and len(args) >= wants:
-            _otel_carrier = args[wants - 1]
-        elif wants > 0:
-            carrier = _otel_carrier
-            if type(carrier) is bytes:  # a traceparent alone travels as its bytes
-                carrier = {"traceparent": carrier.decode("ascii", "replace")}
-            kwargs["_otel_carrier"] = carrier
-        scope = None
-        try:
-            if entry is None:
-                from lens_contrib.ray.execution import Entry
-
-                entry = Entry(spec)
-            scope = entry.start(_otel_carrier, _ray_trace_ctx)
-        except Exception:  # noqa: BLE001 - a worker without this package runs untraced
-            pass
+def _async_generator(function: _Function, begin: _Function) -> _Function:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        args, execution = begin(args, kwargs)
         steps = None
-        try:
+        try:  # there is no "yield from" for these, so it is done by hand
             steps = function(*args, **kwargs)
             advance, value = steps.asend, None
             while True:
-                if scope is not None:
-                    scope.attach()
+                if execution is not None:
+                    execution.attach()
                 try:
                     item = await advance(value)
                 except StopAsyncIteration:
                     return
                 finally:
-                    if scope is not None:
-                        scope.detach()
+                    if execution is not None:
+                        execution.detach()
                 try:
                     value = yield item
                     advance = steps.asend
@@ -351,17 +227,17 @@ def _async_generator(function: _Function, spec: CallSpec, wants: int, most: int)
                 except BaseException as error:  # noqa: BLE001 - passed on, as "yield from" does
                     advance, value = steps.athrow, error
         except BaseException as error:
-            if scope is not None:
-                scope.fail(error)
+            if execution is not None:
+                execution.fail(error)
             raise
         finally:
-            if scope is not None:
-                scope.attach()
+            if execution is not None:
+                execution.attach()
             try:
                 if steps is not None:
                     await steps.aclose()
             finally:
-                if scope is not None:
-                    scope.close()
+                if execution is not None:
+                    execution.close()
 
     return call

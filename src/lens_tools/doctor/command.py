@@ -271,25 +271,14 @@ def _ray() -> Iterator[Finding]:
     if importlib.util.find_spec("ray") is None:
         yield Finding("Ray", "note", "not installed; calls carry nothing")
         return
-    # What the decorator relies on is private in Ray, so it is tried rather than looked up.
     import ray
 
-    from lens_contrib.ray import CARRIER_ARGUMENT, traced
+    from lens_contrib.ray.compat import check_private_names
 
-    class Probe:
-        @traced
-        def method(self) -> None:
-            """Never called."""
-
-    metadata = ray.remote(Probe).__ray_metadata__.method_meta  # type: ignore[attr-defined]
-    parameters = [parameter.name for parameter in metadata.signatures["method"]]
-    if CARRIER_ARGUMENT not in parameters or "method" not in metadata.decorators:
-        yield Finding(
-            "Ray",
-            "problem",
-            f"Ray {ray.__version__} does not see the carrier of decorated methods: "
-            "pass it with ray_dispatch_with_context, and report this version",
-        )
+    # What the decorator relies on is private in Ray.
+    for problem in (problems := check_private_names()):
+        yield Finding("Ray", "problem", f"Ray {ray.__version__} has no {problem}")
+    if problems:
         return
     yield Finding("Ray", "ok", f"Ray {ray.__version__} carries contexts on decorated calls")
 

@@ -1,34 +1,36 @@
-"""Objects that stay in their process, and travel as something every worker can read.
+"""What the spans of one traced function are: builtins only, so that it travels.
 
 Ray pickles a decorated function *by value*, with all that its closure holds, and a worker may not
 have this package (an actor with a virtual environment of its own). An object of a class of ours in
-such a closure would make that worker fail. So each of these classes reduces itself to a builtin.
+such a closure would make that worker fail; so what is in one reduces to a builtin.
 """
 
 from __future__ import annotations
 
-from typing import Final, cast
+from typing import Final, TypedDict
 
 from opentelemetry import trace
 from opentelemetry.trace import Tracer
+from opentelemetry.util.types import AttributeValue
 
-__all__ = ["CallSpec", "LocalTracer", "ProcessLocal", "TracerScope", "tracer_of"]
+from lens_core.channel import Relation
+
+__all__ = ["CallSpec", "LocalTracer", "TracerScope", "tracer_of"]
 
 _SCOPE: Final = "lens_contrib.ray"
 #: Name and version of an instrumentation scope: all of a tracer that another process can use.
 TracerScope = tuple[str, str | None]
-#: What :class:`~lens_contrib.ray.execution.Entry` and
-#: :class:`~lens_contrib.ray.injection.Injector` are made of: builtins, so that they travel.
-CallSpec = dict[str, object]
 
 
-class ProcessLocal:
-    """Something computed once per process; arrives elsewhere as ``None``, to be computed anew."""
+class CallSpec(TypedDict):
+    """The decorator's arguments for one function; ``method`` is its name as a remote callee."""
 
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return (type(None), ())
+    name: str
+    method: str
+    relation: Relation
+    attributes: dict[str, AttributeValue]
+    tracer: LocalTracer | TracerScope | None
+    producer: bool
 
 
 class LocalTracer:
@@ -44,23 +46,18 @@ class LocalTracer:
         self.tracer = tracer
 
     def __reduce__(self) -> tuple[type, tuple[TracerScope]]:
-        return (tuple, (self._scope(),))
-
-    def _scope(self) -> TracerScope:
         scope = getattr(self.tracer, "_instrumentation_scope", None)
         name = getattr(scope, "name", None)
         version = getattr(scope, "version", None)
         if not isinstance(name, str):  # the API's proxy, before a provider is set
             name = getattr(self.tracer, "_instrumenting_module_name", _SCOPE)
             version = getattr(self.tracer, "_instrumenting_library_version", None)
-        return (str(name), version if isinstance(version, str) else None)
+        return tuple, ((str(name), version if isinstance(version, str) else None),)
 
 
-def tracer_of(given: object) -> Tracer:
+def tracer_of(spec: CallSpec) -> Tracer:
     """The tracer that the decorator was given, or of that name; by default this package's own."""
-    if isinstance(given, LocalTracer):
-        return given.tracer
-    if given is None:
-        return trace.get_tracer(_SCOPE)
-    name, version = cast("TracerScope", given)
-    return trace.get_tracer(name, version)
+    tracer = spec["tracer"]
+    if isinstance(tracer, LocalTracer):
+        return tracer.tracer
+    return trace.get_tracer(*(tracer or (_SCOPE,)))
