@@ -12,21 +12,17 @@ user's own arguments.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
-from lens_core.carrier import Carrier, TraceIds
+from lens_core.carrier import Carrier
 from lens_core.carrier_size import MAX_CARRIER_BYTES, check_carrier, fit_carrier
-from lens_core.errors import CarrierError, MessageError
+from lens_core.errors import CarrierError, FrameError, MessageError
+from lens_core.frame_content import parse_traceparent
 from lens_core.transport import Received
 
 __all__ = ["CARRIER_ARGUMENT", "DROPPED_HEADER", "RayTransport"]
 
-#: A traceparent of version 00 (W3C Trace Context 3.2), in which no id may be all zeros.
-_TRACEPARENT: Final = re.compile(
-    rb"00-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})"
-)
 #: Name of the keyword argument that holds the carrier.
 CARRIER_ARGUMENT: Final = "_otel_carrier"
 #: Header that says how many headers the sender left out because the carrier was too large.
@@ -87,10 +83,11 @@ class RayTransport:
         if carrier is None:
             return Received(arguments)
         if isinstance(carrier, bytes):
-            if match := _TRACEPARENT.fullmatch(carrier):
-                trace_id, span_id, flags = map(bytes.fromhex, map(bytes.decode, match.groups()))
-                return Received(arguments, Carrier(ids=TraceIds(trace_id, span_id, flags[0])))
-            return Received(arguments, Carrier.refused("its bytes are no traceparent"))
+            try:
+                ids = parse_traceparent(carrier.decode("ascii", "replace"))
+            except FrameError as error:
+                return Received(arguments, Carrier.refused(str(error)))
+            return Received(arguments, Carrier.of_ids(ids))
         try:
             headers = dict(check_carrier(carrier))
         except CarrierError as error:
