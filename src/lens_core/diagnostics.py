@@ -1,11 +1,11 @@
 """What went wrong and was survived: counted by kind, logged once per kind and remedy.
 
 Telemetry never raises into a training step, so a failure needs another way to be seen. Every such
-failure is a *diagnostic* of a named kind. All are counted, and a person reads the counts on the
-spans, in a metric or with ``lens doctor``. The first of a kind in a process is logged at WARNING,
-and so is the first of each further remedy: of two bad settings, both are named. A remedy's text
-says what to do and not how it was this time, and where one varies all the same,
-:data:`MAX_REMEDIES` bounds what is logged and remembered. ``docs/diagnostics.md`` lists all kinds.
+failure is a *diagnostic* of a named kind. All are counted, and the metric ``lens.diagnostics`` has
+the counts. The first of a kind in a process is logged at WARNING, and so is the first of each
+further remedy: of two bad settings, both are named. A remedy's text says what to do and not how it
+was this time, and where one varies all the same, :data:`MAX_REMEDIES` bounds what is logged and
+remembered. ``docs/diagnostics.md`` lists all kinds.
 """
 
 from __future__ import annotations

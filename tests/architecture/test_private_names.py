@@ -1,0 +1,166 @@
+"""Names that another library keeps to itself are used in one place for each."""
+
+import ast
+import sys
+
+import pytest
+
+from tests.architecture.source_tree import (
+    PACKAGES,
+    SourceTree,
+    differs_from_known,
+    found_when_planted,
+)
+
+FOREIGN = ("opentelemetry", "ray", "torch")
+#: Where they may be used: what breaks with a new version is looked for here, and tested here.
+PLACES = ("lens_core.telemetry.sdk.", "lens_core.compat", "lens_contrib.*.compat")
+#: Private by name only: how OpenTelemetry publishes its signal of logs
+#: (https://opentelemetry.io/docs/languages/python/#status-and-releases).
+PUBLISHED = ("opentelemetry._logs", "opentelemetry.sdk._logs", "opentelemetry.sdk._logs.export")
+
+KNOWN: dict[str, str] = {}
+
+
+#: Documented, in spite of their underscore: https://docs.python.org/3/library/collections.html.
+NAMED_TUPLE = ("_replace", "_asdict", "_make", "_fields")
+
+
+def _private(name):
+    """Not published, not special (``__x__``, an enum's ``_x_``), not set by us on theirs."""
+    special = name.endswith("_") or name in NAMED_TUPLE or name.startswith("_lens_")
+    return name.startswith("_") and not special
+
+
+def _may_use_them(name):
+    head, _, last = name.rpartition(".")
+    return (
+        name.startswith(PLACES[0])
+        or name == PLACES[1]
+        or (last == "compat" and head.startswith("lens_contrib."))
+    )
+
+
+def _own_names(module):
+    """The private names that a module defines: they are foreign to no code in it."""
+    names = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if _root(node.value) in ("self", "cls") else set()
+    return names
+
+
+def _root(node):
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _imported(module):
+    """Local name to the top package that it was imported from."""
+    tops = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                tops[name] = alias.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                tops[alias.asname or alias.name] = (node.module or "").partition(".")[0]
+    return tops
+
+
+def foreign_private_names(tree):
+    """Uses outside of the places for them, as ``module: name``."""
+    names_of = {module.name: _own_names(module) for module in tree}
+    everywhere, found = set().union(*names_of.values()), {}
+    for module in tree:
+        if _may_use_them(module.name):
+            continue
+        tops, own = _imported(module), names_of[module.name]
+        for node in ast.walk(module.tree):
+            for name in _used(node, tops, own, everywhere):
+                found[f"{module.name}: {name}"] = f"line {node.lineno}"
+    return found
+
+
+def _used(node, tops, own, everywhere):
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    else:
+        names = []
+    for name in names:
+        top, *inner = name.split(".")
+        for published in PUBLISHED:
+            if name == published or name.startswith(f"{published}."):
+                inner = name[len(published) :].split(".")
+        if top in FOREIGN and any(map(_private, inner)):
+            yield name
+    if isinstance(node, ast.Attribute) and _private(node.attr):
+        root = _root(node.value)
+        top = tops.get(root, "")
+        # What an object of ours has may be set in a base class of another module.
+        known = everywhere if root in ("self", "cls") else own
+        if top in FOREIGN or (
+            node.attr not in known and top not in sys.stdlib_module_names and top not in PACKAGES
+        ):
+            yield node.attr
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("getattr", "setattr", "hasattr", "delattr")
+        and len(node.args) > 1
+        and isinstance(node.args[1], ast.Constant)
+        and _private(str(node.args[1].value))
+        and node.args[1].value not in own
+        and tops.get(_root(node.args[0]), "") not in sys.stdlib_module_names
+    ):
+        yield str(node.args[1].value)
+
+
+def test_foreign_private_names_are_used_in_their_places_only():
+    assert differs_from_known(foreign_private_names(SourceTree()), KNOWN) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("from opentelemetry.sdk.trace import _Span", "opentelemetry.sdk.trace._Span"),
+        ("import torch._C", "torch._C"),
+        (
+            "from opentelemetry.sdk._logs._internal import LogData",
+            "opentelemetry.sdk._logs._internal.LogData",
+        ),
+        ("from ray._private import worker", "ray._private.worker"),
+        ("import torch\nx = torch.distributed._world", "_world"),
+        ("def f(span):\n    return span._nobody_of_ours", "_nobody_of_ours"),
+        ("def f(span):\n    span.other()._nobody_of_ours = 1", "_nobody_of_ours"),
+        ("def f(span):\n    return getattr(span, '_nobody_of_ours', 1)", "_nobody_of_ours"),
+        ("class C(Foreign):\n    def f(self):\n        return self._inherited", "_inherited"),
+    ],
+)
+def test_a_planted_use_is_found_but_in_its_place(tmp_path, line, name):
+    plant = {
+        "src/lens_core/x.py": line,
+        "src/lens_core/telemetry/sdk/x.py": line,
+        "src/lens_contrib/ray/compat.py": "\n" + line,
+    }
+    assert found_when_planted(foreign_private_names, tmp_path, plant) == {f"lens_core.x: {name}"}
+
+
+def test_what_is_ours_or_published_is_no_use(tmp_path):
+    text = (
+        "import sys\n"
+        "from opentelemetry._logs import get_logger\n"
+        "from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor\n"
+        "class C:\n    def __init__(self): self._mine = sys._getframe()\n"
+        "def f(c): return c._mine, c.__class__\n"
+    )
+    plant = {"src/lens_core/x.py": text}
+    assert found_when_planted(foreign_private_names, tmp_path, plant) == set()
