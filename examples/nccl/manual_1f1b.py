@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from lens_contrib.torch.run_key_agreement import agree_run_key
+from lens_contrib.torch import agree_run_key
 from lens_core import NemoLensConfig, setup_telemetry
 from lens_core.diagnostics import diagnostics
 from lens_core.identity import hop_span, run_span, step_span

@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from lens_core import NemoLensConfig, setup_telemetry
 from lens_core.semconv import NV_DL_RANK, NV_DL_WORLD_SIZE
-from lens_core.telemetry.export.files import run_directory
 from lens_tools.demo.model import ModelShape
 from lens_tools.demo.text import load_corpus
 from lens_tools.demo.training import (
@@ -32,8 +31,7 @@ from lens_tools.demo.training import (
     broadcast_hops,
     point_to_point_hops,
 )
-from lens_tools.runs.hops import HopResolution, resolve_hops
-from lens_tools.runs.read import read_run
+from lens_tools.runs import HopResolution, read_run, resolve_hops, run_directory
 
 
 def main() -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from lens_core.otlp.span_records import SpanRecord
-from lens_tools.runs.read import read_run
+from lens_tools.runs import SpanRecord, read_run
 
 
 def print_trees(directory: Path) -> None:

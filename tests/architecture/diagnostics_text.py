@@ -54,7 +54,7 @@ KINDS: Final[dict[str, Kind]] = {
         "The source of `broadcast_trace_context` has no span: all ranks get `None`."
     ),
     "carrier.inject_failed": Kind(
-        "A context could not be written on a message; the message went without one.", "foreign"
+        "A context could not be written on a message; the message went without one."
     ),
     "carrier.out_of_turn": Kind(
         "A frame of another call than this one arrived; no link is made from it."
@@ -62,7 +62,6 @@ KINDS: Final[dict[str, Kind]] = {
     "carrier.rejected": Kind(
         "What arrived is no carrier (damaged bytes, wrong types, too large). The receiver has no "
         "context, never a wrong one.",
-        "the mapping was handed to `extract_context` by code that this library does not know.",
     ),
     "carrier.truncated": Kind(
         "Baggage or tracestate did not fit the frame and was left out; the trace is complete."
@@ -159,10 +158,9 @@ KINDS: Final[dict[str, Kind]] = {
     "propagators.invalid": Kind("`OTEL_PROPAGATORS` names what is not installed."),
     "provider.foreign": Kind("The application has installed a provider, which is used instead."),
     "provider.invalid": Kind("OpenTelemetry gives no tracer provider; nothing is traced."),
-    "ray.decorators_unknown": Kind(
-        "It could not be found out whether a decorator around a traced function passes the "
-        "context on; it is assumed to.",
-        "ours",
+    "ray.callee_unknown": Kind(
+        "It could not be found out how a callee takes its arguments; the carrier goes by its name.",
+        "the carrier arrives all the same; a new version of Ray keeps it elsewhere.",
     ),
     "ray.instrumentation_failed": Kind("`RayInstrumentor` does not know this version of Ray."),
     "ray.not_traced": Kind(

@@ -19,7 +19,70 @@ PLACES = ("lens_core.telemetry.sdk.", "lens_core.compat", "lens_contrib.*.compat
 #: (https://opentelemetry.io/docs/languages/python/#status-and-releases).
 PUBLISHED = ("opentelemetry._logs", "opentelemetry.sdk._logs", "opentelemetry.sdk._logs.export")
 
-KNOWN: dict[str, str] = {}
+_STAGE = "torch.distributed.pipelining.stage._PipelineStageBase"
+_READS_SPANS = (
+    "a span is read where it is encoded, for each span: its properties copy what they return, and "
+    "python -m benchmarks journal shows it"
+)
+_OWN_SPANS = "makes the SDK's span with fewer calls than its Tracer does: python -m benchmarks ray"
+_PIPELINING = "the base class of all stages, which torch publishes under no other name"
+#: Module to the reason, and to the names that it uses. It only shrinks.
+_KNOWN = {
+    "lens_contrib.pipelining.instrument": (_PIPELINING, _STAGE),
+    "lens_contrib.pipelining.layout": (_PIPELINING, _STAGE),
+    "lens_contrib.pipelining.registry": (_PIPELINING, _STAGE),
+    "lens_contrib.pipelining.stage_hooks": (_PIPELINING, _STAGE),
+    "lens_contrib.ray.acceptance": ("marks what Ray's own tracing wrapped", "_decorator"),
+    "lens_contrib.ray.call_spec": (
+        "a tracer is sent to workers as its name and version, which it does not tell",
+        "_instrumentation_scope _instrumenting_library_version _instrumenting_module_name",
+    ),
+    "lens_contrib.torch.autograd": (
+        "torch has no published way to see what its threads were handed",
+        "_C _get_obj_in_tls _is_key_in_tls",
+    ),
+    "lens_contrib.torch.run_key_agreement": ("whether a proxy tracer has a real one", "_tracer"),
+    "lens_core.identity.owned": ("whether a proxy tracer has a real one", "_tracer"),
+    "lens_core.journal.encoding": (
+        _READS_SPANS,
+        "_attributes _dict _kind _links _name _parent _start_time",
+    ),
+    "lens_core.journal.write.processor": (_READS_SPANS, "_context _end_time _status"),
+    "lens_core.journal.write.writer": (_READS_SPANS, "_instrumentation_scope"),
+    "lens_core.otlp.protobuf": (
+        "names the one metric or log record that cannot be encoded, instead of losing its batch",
+        "_events _name _status opentelemetry.exporter.otlp.proto.common._log_encoder.encode_logs",
+    ),
+    "lens_core.otlp.span_lines": (
+        _READS_SPANS,
+        "_context _description _dict _end_time _events _instrumentation_scope _kind _links _name "
+        "_parent _resource _start_time _status _status_code",
+    ),
+    "lens_core.telemetry.logs.log_bridge": (
+        "what an export logs is not exported; the SDK's own handlers ask the same key",
+        "opentelemetry.context._SUPPRESS_INSTRUMENTATION_KEY",
+    ),
+    "lens_core.telemetry.metrics.metric_reader": (
+        "a forked child is told apart from its parent's sums",
+        "_collect",
+    ),
+    "lens_core.telemetry.pipeline.delivery": (
+        "what an export logs is not exported; the SDK's own handlers ask the same key",
+        "opentelemetry.context._SUPPRESS_INSTRUMENTATION_KEY",
+    ),
+    "lens_core.telemetry.pipeline.remote_children": (
+        _OWN_SPANS,
+        "_context _dict _instrumentation_scope _kind _limits _lock _name _parent "
+        "_remote_parent_sampled _resource _span_limits _span_processor _start_time _tracer_config "
+        "_tracer_metrics opentelemetry.sdk.trace._Span",
+    ),
+    "lens_core.telemetry.pipeline.span_pipeline": (_READS_SPANS, "_context _resource"),
+}
+KNOWN = {
+    f"{module}: {name}": reason
+    for module, (reason, names) in _KNOWN.items()
+    for name in names.split()
+}
 
 
 #: Documented, in spite of their underscore: https://docs.python.org/3/library/collections.html.
@@ -81,7 +144,9 @@ def foreign_private_names(tree):
     for module in tree:
         if _may_use_them(module.name):
             continue
-        tops, own = _imported(module), names_of[module.name]
+        # A module may read what is private to one of ours that it imports: a fast path.
+        near = {module.name, *(target for _, target in tree.imports(module))}
+        tops, own = _imported(module), set().union(*(names_of.get(name, set()) for name in near))
         for node in ast.walk(module.tree):
             for name in _used(node, tops, own, everywhere):
                 found[f"{module.name}: {name}"] = f"line {node.lineno}"
