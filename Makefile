@@ -39,6 +39,7 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+	$(BIN)/python -m tests.architecture.public_types
 
 check: lint types test
 

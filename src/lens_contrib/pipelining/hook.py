@@ -6,6 +6,7 @@ a copy of the plain object would have been, and its methods drive the copy.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, Final
@@ -72,8 +73,6 @@ class Hook:
     # copied as a bound method is: with its owner, and of it.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        import copy
-
         return getattr(copy.deepcopy(self._owner, memo), self._name)
 
     def __reduce__(self) -> tuple[Any, tuple[object, str]]:

@@ -220,13 +220,14 @@ def _exit_of_actor() -> object:
 
 
 def _client(name: str) -> Any:
-    from ray.util.client import common  # a process without Ray Client has no use for its gRPC
+    # A process without Ray Client has no use for its gRPC.
+    from ray.util.client import common  # noqa: PLC0415
 
     return getattr(common, name).__init__
 
 
 def _tracing() -> object:
-    from ray.util.tracing import tracing_helper  # as Ray does
+    from ray.util.tracing import tracing_helper  # noqa: PLC0415 - as Ray does
 
     return tracing_helper._inject_tracing_into_function
 

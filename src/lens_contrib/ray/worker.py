@@ -92,7 +92,7 @@ def provider_is_set() -> bool:
 
 def _setup_from_environment() -> None:
     # Only here: a worker with telemetry disabled does not load the SDK.
-    from lens_core import NemoLensConfig, setup_telemetry
+    from lens_core import NemoLensConfig, setup_telemetry  # noqa: PLC0415
 
     config = NemoLensConfig.from_env()
     if not config.enabled:

@@ -130,7 +130,8 @@ def _hook(injector: Any, spec: CallSpec, declared: int) -> _Function:
         nonlocal injector
         try:
             if type(injector) is int:  # it came from another process
-                from lens_contrib.ray.injection import Injector
+                # A copy of this closure takes nothing with it: it imports where it arrives.
+                from lens_contrib.ray.injection import Injector  # noqa: PLC0415
 
                 injector = Injector(spec, declared, injector)
             submit: _Function = injector.around(invocation)
@@ -160,7 +161,7 @@ def _begin(spec: CallSpec, declared: int, most: int) -> _Function:
             kwargs["_otel_carrier"] = carrier
         try:
             if callee is None:
-                from lens_contrib.ray.execution import Callee
+                from lens_contrib.ray.execution import Callee  # noqa: PLC0415 - as above
 
                 callee = Callee(spec)
             return args, callee.start(of_ray if carrier is None else carrier)

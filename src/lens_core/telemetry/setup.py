@@ -114,7 +114,7 @@ def setup_telemetry(
     try:
         with usable_environment():
             try:
-                from lens_core.telemetry import providers
+                from lens_core.telemetry import providers  # noqa: PLC0415 - loads the SDK
             except ModuleNotFoundError as error:
                 if (error.name or "").startswith("lens_"):
                     raise

@@ -70,7 +70,8 @@ def demo(ranks: int, steps: int, out: str, text: str | None, otlp: str | None) -
         time.strftime("demo-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     )
     _require_that_contexts_are_carried()
-    from lens_tools.demo.session import train_and_report
+    # Loads torch and Ray.
+    from lens_tools.demo.session import train_and_report  # noqa: PLC0415
 
     directory = run_directory(os.path.abspath(out), run_id)
     try:

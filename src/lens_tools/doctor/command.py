@@ -254,7 +254,7 @@ def _torch() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
         yield Finding("torch", "note", "not installed; collectives and sends carry nothing")
         return
-    import torch.distributed as dist
+    import torch.distributed as dist  # noqa: PLC0415 - seconds, and may be missing
 
     if not dist.is_available():
         yield Finding("torch", "problem", "this build of torch has no torch.distributed")
@@ -271,9 +271,9 @@ def _ray() -> Iterator[Finding]:
     if importlib.util.find_spec("ray") is None:
         yield Finding("Ray", "note", "not installed; calls carry nothing")
         return
-    import ray
+    import ray  # noqa: PLC0415 - seconds, and may be missing
 
-    from lens_contrib.ray.compat import check_private_names
+    from lens_contrib.ray.compat import check_private_names  # noqa: PLC0415
 
     # What the decorator relies on is private in Ray.
     for problem in (problems := check_private_names()):

@@ -176,7 +176,7 @@ def otlp_sink(
     if settings.protocol == "grpc":
         # Heavy to import, and its threads do not like forks: only where it was asked for.
         try:
-            from lens_core.telemetry.export.grpc_sink import GrpcSink
+            from lens_core.telemetry.export.grpc_sink import GrpcSink  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise MissingExtraError(error.name or "grpc", "sdk") from error
 
