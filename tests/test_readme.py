@@ -15,6 +15,12 @@ SNIPPETS = dict(
 )
 
 
+def test_the_page_is_short_and_every_block_of_it_is_run():
+    lines = README.read_text().splitlines()
+    assert len(lines) < 160
+    assert lines.count("```python") == len(SNIPPETS)
+
+
 def test_there_is_a_quick_start_per_transport_of_at_most_20_lines():
     assert SNIPPETS.keys() == {"setup", "broadcast", "p2p", "derived", "ray"}
     for name, snippet in SNIPPETS.items():
@@ -29,6 +35,8 @@ def test_setup(tmp_path):
             "NEMO_LENS_EXPORTER": "file",
             "NEMO_LENS_RUN_ID": "readme",
             "NEMO_LENS_OUTPUT_DIR": str(tmp_path),
+            "RANK": "3",
+            "WORLD_SIZE": "4",
         },
         capture_output=True,
         text=True,
@@ -39,8 +47,9 @@ def test_setup(tmp_path):
     from lens_tools.runs.read import read_run
 
     (span,) = read_run(tmp_path / "readme").spans
-    assert span.name == "job"
-    assert span.resource["nv.dl.world_size"] == 1
+    assert span.name == "pretrain"
+    # The block says nothing of ranks: what the launcher says holds.
+    assert (span.rank, span.resource["nv.dl.world_size"]) == (3, 4)
     assert span.resource["nemo.run.id"] == "readme"
 
 

@@ -70,6 +70,10 @@ KINDS: Final[dict[str, Kind]] = {
         "A message should have carried a derived context, and was sent under another span: its "
         "receiver has no link."
     ),
+    "config.contradicted": Kind(
+        "A rank or world size was given by hand that is not what torchrun says; the given one is "
+        "used."
+    ),
     "config.invalid": Kind(
         "A setting has a value that is not allowed; its default is used. Each such setting is "
         "named once."

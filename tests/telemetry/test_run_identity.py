@@ -164,3 +164,14 @@ def test_a_disabled_rank_has_the_run_of_the_others_and_reports_nothing(tmp_path)
         env.pop(name, None)
     returned, _, err = run(code, env)
     assert (returned, err) == (0, "")
+
+
+def test_a_rank_given_by_hand_that_is_not_the_launchers_is_a_warning(caplog):
+    launched = {"RANK": "3", "WORLD_SIZE": "4"}
+    before = diagnostics.count("config.contradicted")
+    for attributes in ({"nv.dl.rank": 3, "nv.dl.world_size": 4}, {"x": 1}, {"nv.dl.rank": 0}):
+        build_resource(NemoLensConfig(), RunIdentity("r", "", 0), attributes, environ=launched)
+    assert diagnostics.count("config.contradicted") == before + 1
+    build_resource(NemoLensConfig(), RunIdentity("r", "", 0), {"nv.dl.rank": 0}, environ={})
+    assert diagnostics.count("config.contradicted") == before + 1
+    assert "nv.dl.rank=0 was given, and the launcher says RANK=3" in caplog.text

@@ -19,6 +19,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.util.types import AttributeValue
 
 from lens_core import semconv
+from lens_core.diagnostics import diagnostics
 from lens_core.identity.run import RunIdentity
 from lens_core.spans.attributes import to_utf8
 from lens_core.telemetry.config import NemoLensConfig
@@ -70,6 +71,7 @@ def build_resource(
     }
     if config.user:
         named[semconv.NEMO_USER_ID] = config.user
+    _warn_of_contradictions(attributes or {}, os.environ if environ is None else environ)
     # Holds OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and telemetry.sdk.*.
     from_environment = dict(Resource.create({}).attributes)
     if str(from_environment.get(_SERVICE_NAME, "")).startswith("unknown_service"):
@@ -87,6 +89,20 @@ def build_resource(
             }.items()
         }
     )
+
+
+def _warn_of_contradictions(
+    attributes: Mapping[str, AttributeValue], environ: Mapping[str, str]
+) -> None:
+    # Of torchrun alone: below Slurm, one task may start many ranks, and Ray's workers inherit its.
+    for name, variable in ((semconv.NV_DL_RANK, "RANK"), (semconv.NV_DL_WORLD_SIZE, "WORLD_SIZE")):
+        told = whole_number(environ.get(variable, ""))
+        if told is not None and name in attributes and attributes[name] != told:
+            diagnostics.record(
+                "config.contradicted",
+                f"{name}={attributes[name]!r} was given, and the launcher says {variable}={told}",
+                todo=f"Leave {name} out of resource_attributes; lens hang names ranks by it.",
+            )
 
 
 def child_resource() -> Resource:
