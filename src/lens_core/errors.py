@@ -17,6 +17,14 @@
 Each error builds its own message from what is wrong and says what to do about it. Telemetry raises
 only for what the caller did wrong at a call made by name; what goes wrong later is an *diagnostic*
 (see :mod:`lens_core.diagnostics`): counted, logged once, and survived.
+
+What one place alone raises stands there, and is of the same tree:
+
+    LensError
+    ├── JournalError (ValueError)        a file that is no journal (lens_core.journal)
+    ├── RunError (ValueError)            a directory that holds no run (lens_tools.runs)
+    ├── TextError (ValueError)           a text that nothing can be trained on (lens_tools.demo)
+    └── DemoError (RuntimeError)         a demo that cannot run (lens_tools.demo)
 """
 
 from __future__ import annotations

@@ -25,10 +25,7 @@ from lens_core.whole_number import whole_number
 try:
     import torch
     import torch.distributed as dist
-    from torch.distributed.pipelining.schedules import (
-        PipelineScheduleMulti,
-        PipelineScheduleSingle,
-    )
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
     from torch.distributed.pipelining.stage import _PipelineStageBase
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error

@@ -10,29 +10,23 @@ import contextlib
 import os
 import select
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from lens_core.journal.exit_note import write_exit_note
-from lens_core.journal.format import JOURNAL_SUFFIX
 from lens_core.journal.process_identity import boot_id, pid_namespace, start_ticks
 from lens_core.journal.read.reader import JournalError, JournalHead, read_head
 from lens_core.semconv import NV_DL_RANK
-from lens_core.whole_number import whole_number
 from lens_tools.launch.child import Ended
 from lens_tools.launch.exits import exit_status_of, parent_of
+from lens_tools.launch.new_journals import NewJournals
 
 __all__ = ["ExitWatch", "Watched"]
 
 _INTERVAL_S: Final = 0.2
-#: What changed this recently may change again without a later time stamp.
-_RECENT_NS: Final = 2_000_000_000
 _MAX_DEPTH: Final = 256
-#: A clock may be set back by so much.
-_CLOCK_STEP_NS: Final = 60_000_000_000
 
 
 @dataclass(slots=True)
@@ -81,9 +75,7 @@ class ExitWatch:
     ancestor: int
     found: list[Watched] = field(default_factory=list)
     ended: list[Watched] = field(default_factory=list)
-    _began_ns: int = field(default_factory=time.time_ns)
-    _known: set[Path] = field(default_factory=set)
-    _changed_ns: dict[str, int] = field(default_factory=dict)
+    _journals: NewJournals = field(init=False)
     _reaped: dict[tuple[int, int], int] = field(default_factory=dict)
     _living: dict[int, Watched] = field(default_factory=dict)
     _wake: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
@@ -91,6 +83,9 @@ class ExitWatch:
     _asked: int = 0
     _answered: int = 0
     _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._journals = NewJournals(self.roots)
 
     def start(self) -> None:
         """Watch from now on, in a thread of its own."""
@@ -152,7 +147,7 @@ class ExitWatch:
             self._answered = asked
 
     def _look(self) -> None:
-        for path in self._new_journals():
+        for path in self._journals.new():
             try:
                 head = read_head(path)
             except (OSError, JournalError):
@@ -218,50 +213,6 @@ class ExitWatch:
                 return True
             pid = parent_of(pid)
         return False
-
-    def _new_journals(self) -> Iterator[Path]:
-        for root in self.roots:
-            for entry in _entries(root, os.DirEntry.is_dir):
-                if not self._has_changed(entry.path):
-                    continue
-                for file in _entries(entry.path, _is_journal):
-                    path = Path(file.path)
-                    if path not in self._known:
-                        self._known.add(path)
-                        if _created_ns(path) >= self._began_ns - _CLOCK_STEP_NS:
-                            yield path
-
-    def _has_changed(self, directory: str) -> bool:
-        try:
-            found = os.stat(directory)
-        except OSError:
-            return False
-        if found.st_uid != os.getuid():
-            return False
-        before = self._changed_ns.get(directory)
-        self._changed_ns[directory] = found.st_mtime_ns
-        return before != found.st_mtime_ns or time.time_ns() - found.st_mtime_ns < _RECENT_NS
-
-
-def _entries(
-    directory: str | Path, wanted: Callable[[os.DirEntry[str]], bool]
-) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return [entry for entry in entries if wanted(entry)]
-    except OSError:
-        return []  # no process has begun yet, or it is not ours
-
-
-def _is_journal(entry: os.DirEntry[str]) -> bool:
-    return entry.name.endswith(JOURNAL_SUFFIX) and not entry.name.startswith(".")
-
-
-def _created_ns(journal: Path) -> int:
-    """When a journal was created, by its name: others may have left thousands that are older."""
-    text = journal.name.removesuffix(JOURNAL_SUFFIX).rpartition("-")[2]
-    created_ns = whole_number(text)
-    return time.time_ns() if created_ns is None else created_ns
 
 
 def _is_closed(journal: Path) -> bool:

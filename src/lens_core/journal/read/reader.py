@@ -10,6 +10,7 @@ from typing import Final
 
 import msgpack
 
+from lens_core.errors import LensError
 from lens_core.journal.decoding import JournalSpan, decode_scope, decode_span
 from lens_core.journal.format import (
     BEAT,
@@ -47,7 +48,7 @@ _MAX_BYTES: Final = 1 << 30
 _HEAD_BYTES: Final = 1 << 18
 
 
-class JournalError(ValueError):
+class JournalError(LensError, ValueError):
     """A file that is not a journal, or one whose head is damaged."""
 
 

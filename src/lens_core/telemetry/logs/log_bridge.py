@@ -10,31 +10,20 @@ import functools
 import logging
 import logging.config
 import threading
-import time
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Final
 
 from opentelemetry import context as otel_context
-from opentelemetry._logs import LoggerProvider, LogRecord, SeverityNumber
+from opentelemetry._logs import LoggerProvider
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
-from lens_core.spans.attributes import clean_attributes, redact_text
-from lens_core.spans.status import error_type, one_line
+from lens_core.telemetry.logs.log_records import as_log_record
 
 __all__ = ["LogBridges", "log_bridges", "setup_logging_bridge"]
 
 #: Loggers of what sends telemetry: a record of theirs that became telemetry would make another.
 _OWN: Final = ("opentelemetry", "lens_core")
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_SEVERITIES: Final = (
-    (logging.CRITICAL, SeverityNumber.FATAL, "FATAL"),
-    (logging.ERROR, SeverityNumber.ERROR, "ERROR"),
-    (logging.WARNING, SeverityNumber.WARN, "WARN"),
-    (logging.INFO, SeverityNumber.INFO, "INFO"),
-    (logging.DEBUG, SeverityNumber.DEBUG, "DEBUG"),
-)
 
 
 class LogBridges:
@@ -93,7 +82,7 @@ class LogBridges:
         self._thread.last = weakref.ref(record)
         self._thread.emitting = True
         try:
-            provider.get_logger(record.name).emit(_translate(record))
+            provider.get_logger(record.name).emit(as_log_record(record))
         finally:
             self._thread.emitting = False
 
@@ -228,34 +217,6 @@ def setup_logging_bridge(logger_name: str = "", level: int = logging.INFO) -> No
         level: Least level that is sent.
     """
     log_bridges.attach(logger_name, level)
-
-
-def _translate(record: logging.LogRecord) -> LogRecord:
-    attributes: dict[str, object] = {
-        "code.file.path": record.pathname,
-        "code.function.name": record.funcName,
-        "code.line.number": record.lineno,
-        "thread.name": record.threadName,
-    }
-    attributes.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
-    cleaned = clean_attributes(attributes)
-    if record.exc_info and (error := record.exc_info[1]) is not None:
-        cleaned["exception.type"] = error_type(error)
-        cleaned["exception.message"] = redact_text(one_line(error))
-        cleaned["exception.stacktrace"] = redact_text("".join(traceback.format_exception(error)))
-    number, text = next(
-        (known[1:] for known in _SEVERITIES if record.levelno >= known[0]),
-        (SeverityNumber.TRACE, "TRACE"),
-    )
-    return LogRecord(
-        timestamp=int(record.created * 1e9),
-        observed_timestamp=time.time_ns(),
-        context=otel_context.get_current(),
-        severity_number=number,
-        severity_text=text,
-        body=redact_text(record.getMessage()),
-        attributes=cleaned,
-    )
 
 
 def _is_suppressed() -> bool:

@@ -8,8 +8,6 @@ not change are left out.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 import threading
 import time
@@ -17,32 +15,23 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from opentelemetry.sdk.metrics import (
-    Counter,
-    Histogram,
-    ObservableCounter,
-)
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    ExponentialHistogramDataPoint,
-    Gauge,
-    HistogramDataPoint,
-    Metric,
-    MetricReader,
-    MetricsData,
-    NumberDataPoint,
-)
+from opentelemetry.sdk.metrics import Counter, Histogram, ObservableCounter
+from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricReader, MetricsData
 from opentelemetry.sdk.resources import Resource
 
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
+from lens_core.telemetry.metrics.forked_sums import (
+    Baseline,
+    has_deltas,
+    points_by_key,
+    since_fork,
+    with_overlay,
+)
 from lens_core.telemetry.pipeline.delivery import Delivery
-from lens_core.telemetry.resources import child_resource
 
 __all__ = ["DeliveryMetricReader", "temporality_from_name"]
 
-_Point = NumberDataPoint | HistogramDataPoint | ExponentialHistogramDataPoint
-_Key = tuple[str, str, frozenset[tuple[str, str]]]
 #: Longest wait at a fork for a collection in progress.
 _FORK_WAIT_S: Final = 1.0
 
@@ -74,7 +63,7 @@ class DeliveryMetricReader(MetricReader):
         self._thread: threading.Thread | None = None
         self._keep: MetricsData | None = None
         self._keeping = False
-        self._baseline: dict[_Key, _Point] | None = None
+        self._baseline: Baseline | None = None
         self._forked_at_ns = 0
         before, in_parent, in_child = (
             weakref.WeakMethod(method)
@@ -118,12 +107,12 @@ class DeliveryMetricReader(MetricReader):
     ) -> None:
         if self._keeping:
             self._keep = metrics_data
-            if not self._is_delta(metrics_data):
+            if not has_deltas(metrics_data):
                 return
         if self._baseline is not None:
-            metrics_data = self._since_fork(metrics_data, self._baseline)
+            metrics_data = since_fork(metrics_data, self._baseline, self._forked_at_ns)
         if self._overlay is not None:
-            metrics_data = _with_overlay(metrics_data, self._overlay)
+            metrics_data = with_overlay(metrics_data, self._overlay)
         if any(group.scope_metrics for group in metrics_data.resource_metrics):
             for delivery in self._deliveries:
                 delivery.put(metrics_data)
@@ -148,87 +137,12 @@ class DeliveryMetricReader(MetricReader):
         self._keeping = False
         self._forked_at_ns = time.time_ns()
         if self._keep is not None:
-            self._baseline = _points(self._keep)
+            self._baseline = points_by_key(self._keep)
         elif self._collect is not None and not self._stop.is_set():
             # Better silent than the parent's sums a second time.
             self._stop.set()
             diagnostics.record("metrics.child_muted", "no collection was possible at the fork")
         self._keep = None
-
-    @staticmethod
-    def _is_delta(data: MetricsData) -> bool:
-        return any(
-            getattr(metric.data, "aggregation_temporality", None) is AggregationTemporality.DELTA
-            for group in data.resource_metrics
-            for scope in group.scope_metrics
-            for metric in scope.metrics
-        )
-
-    def _since_fork(self, data: MetricsData, baseline: Mapping[_Key, _Point]) -> MetricsData:
-        groups = []
-        for group in data.resource_metrics:
-            scopes = []
-            for scope in group.scope_metrics:
-                metrics = []
-                for metric in scope.metrics:
-                    points = [
-                        changed
-                        for point in metric.data.data_points
-                        if (changed := self._change(metric, point, baseline, scope.scope.name))
-                    ]
-                    if points:
-                        # The points are of the kind that this data holds: they came from it.
-                        changed_data = dataclasses.replace(metric.data, data_points=points)  # type: ignore[arg-type]
-                        metrics.append(dataclasses.replace(metric, data=changed_data))
-                if metrics:
-                    scopes.append(dataclasses.replace(scope, metrics=metrics))
-            groups.append(dataclasses.replace(group, scope_metrics=scopes))
-        return _with_overlay(MetricsData(resource_metrics=groups), child_resource())
-
-    def _change(
-        self, metric: Metric, point: _Point, baseline: Mapping[_Key, _Point], scope: str
-    ) -> _Point | None:
-        base = baseline.get(_key(scope, metric.name, point))
-        delta = (
-            getattr(metric.data, "aggregation_temporality", None) is AggregationTemporality.DELTA
-        )
-        if base is None or delta:
-            return point
-        if isinstance(point, NumberDataPoint) and isinstance(base, NumberDataPoint):
-            if point.value == base.value:
-                return None
-            if isinstance(metric.data, Gauge):
-                return point
-            return dataclasses.replace(
-                point, value=point.value - base.value, start_time_unix_nano=self._forked_at_ns
-            )
-        if isinstance(point, HistogramDataPoint) and isinstance(base, HistogramDataPoint):
-            if point.count == base.count:
-                return None
-            counts = zip(point.bucket_counts, base.bucket_counts, strict=True)
-            changed = dataclasses.replace(
-                point,
-                count=point.count - base.count,
-                sum=point.sum - base.sum,
-                bucket_counts=[now - then for now, then in counts],
-                start_time_unix_nano=self._forked_at_ns,
-            )
-            # The extremes may be the parent's. OTLP has them optional; the SDK's class does not.
-            object.__setattr__(changed, "min", None)
-            object.__setattr__(changed, "max", None)
-            return changed
-        if isinstance(point, ExponentialHistogramDataPoint) and point.count != _count(base):
-            diagnostics.record(
-                "metrics.child_histogram",
-                f"{metric.name}: an exponential histogram of a forked process cannot be told "
-                "apart from its parent's and is left out",
-            )
-        return None
-
-
-def _count(point: _Point) -> int:
-    """How many measurements a histogram's point holds."""
-    return getattr(point, "count", 0)
 
 
 def temporality_from_name(name: str) -> dict[type, AggregationTemporality]:
@@ -244,28 +158,3 @@ def temporality_from_name(name: str) -> dict[type, AggregationTemporality]:
         todo = f"Correct {setting}; cumulative is used."
         diagnostics.record("config.invalid", str(error), todo=todo)
     return dict.fromkeys(delta, AggregationTemporality.DELTA)
-
-
-def _with_overlay(data: MetricsData, overlay: Resource) -> MetricsData:
-    return MetricsData(
-        resource_metrics=[
-            dataclasses.replace(group, resource=group.resource.merge(overlay))
-            for group in data.resource_metrics
-        ]
-    )
-
-
-def _points(data: MetricsData) -> dict[_Key, _Point]:
-    found: dict[_Key, _Point] = {}
-    for group in data.resource_metrics:
-        for scope in group.scope_metrics:
-            for metric in scope.metrics:
-                for point in metric.data.data_points:
-                    with contextlib.suppress(TypeError):
-                        found[_key(scope.scope.name, metric.name, point)] = point
-    return found
-
-
-def _key(scope: str, name: str, point: _Point) -> _Key:
-    attributes = point.attributes or {}
-    return scope, name, frozenset((key, repr(value)) for key, value in attributes.items())
