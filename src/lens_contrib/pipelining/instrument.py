@@ -10,6 +10,7 @@ from weakref import ref
 
 from opentelemetry.trace import Tracer
 
+from lens_contrib.pipelining.compat import Pipeline, PipelineStage, stages_of
 from lens_contrib.pipelining.handshake import shake_hands
 from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
 from lens_contrib.pipelining.layout import current_layout, pipeline_key
@@ -25,8 +26,6 @@ from lens_core.whole_number import whole_number
 try:
     import torch
     import torch.distributed as dist
-    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
-    from torch.distributed.pipelining.stage import _PipelineStageBase
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
@@ -42,19 +41,17 @@ __all__ = [
 #: last work of a batch on gloo, with which frames would deadlock.
 SUPPORTED_TORCH: Final = ((2, 13), (2, 14))
 
-_Pipeline = PipelineScheduleSingle | PipelineScheduleMulti | _PipelineStageBase
-
 
 class Instrumentation(LeftOutOfCopies):
     """What :func:`instrument_pipelining` installed; also a context manager that removes it."""
 
-    def __init__(self, target: _Pipeline, stages: Sequence[StageHooks]) -> None:
+    def __init__(self, target: Pipeline, stages: Sequence[StageHooks]) -> None:
         self._stages = list(stages)
-        self._schedule: _Pipeline | None = None
+        self._schedule: Pipeline | None = None
         self._hooks: list[Hook] = []
         for hooks in self._stages:
             hooks.users.append(self)
-        if not isinstance(target, _PipelineStageBase):
+        if not isinstance(target, PipelineStage):
             self._schedule = target
             self._hooks = [_hook_step(target, self._stages[0].trace), hook_copying(target)]
             setattr(target, KEPT_AS, self)
@@ -89,7 +86,7 @@ class Instrumentation(LeftOutOfCopies):
 
 
 def instrument_pipelining(
-    schedule_or_stage: _Pipeline,
+    schedule_or_stage: Pipeline,
     links: Literal["derived", "wire"] = "derived",
     *,
     name: str = "",
@@ -138,7 +135,7 @@ def instrument_pipelining(
     if links not in ("derived", "wire"):
         raise ConfigError("links", links, "'derived' or 'wire'")
     check_torch(torch.__version__)
-    stages, is_schedule = _stages(schedule_or_stage)
+    stages, is_schedule = stages_of(schedule_or_stage)
     if _installed_on(schedule_or_stage) is not None:
         raise SetupError("this schedule is instrumented already; uninstrument it first")
     hooked = [vars(stage).get(KEPT_AS) for stage in stages]
@@ -165,7 +162,7 @@ def instrument_pipelining(
     return Instrumentation(schedule_or_stage, [StageHooks(stage, shared) for stage in stages])
 
 
-def uninstrument_pipelining(schedule_or_stage: _Pipeline) -> None:
+def uninstrument_pipelining(schedule_or_stage: Pipeline) -> None:
     """Remove what :func:`instrument_pipelining` installed; nothing where it installed nothing.
 
     Of a stage, all schedules that are instrumented on it are uninstrumented.
@@ -199,7 +196,7 @@ def _installed_on(target: object) -> Instrumentation | StageHooks | None:
     return installed
 
 
-def _joins(shared: PipelineTrace, stages: Sequence[_PipelineStageBase], links: str) -> bool:
+def _joins(shared: PipelineTrace, stages: Sequence[PipelineStage], links: str) -> bool:
     """Whether stages that come now take part in what others of their pipeline share."""
     taken, is_wire = shared.indices, shared.wire is not None
     if not taken or is_wire != (links == "wire"):
@@ -226,20 +223,7 @@ def _check_same(
         )
 
 
-def _stages(target: object) -> tuple[list[_PipelineStageBase], bool]:
-    if isinstance(target, PipelineScheduleSingle):
-        return [target._stage], True
-    if isinstance(target, PipelineScheduleMulti):
-        return list(target._stages), True
-    if isinstance(target, _PipelineStageBase):
-        return [target], False
-    raise SetupError(
-        f"expected a schedule or a stage of torch.distributed.pipelining, "
-        f"got {type(target).__name__}"
-    )
-
-
-def _hook_step(schedule: _Pipeline, shared: PipelineTrace) -> Hook:
+def _hook_step(schedule: Pipeline, shared: PipelineTrace) -> Hook:
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
             with shared.call():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.util.types import AttributeValue
 
+from lens_contrib.pipelining.compat import PipelineStage
 from lens_core.errors import MissingExtraError
 from lens_core.identity import Identity
 from lens_core.semconv import (
@@ -18,7 +19,6 @@ from lens_core.semconv import (
 
 try:
     import torch.distributed as dist
-    from torch.distributed.pipelining.stage import _PipelineStageBase
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
@@ -59,7 +59,7 @@ class Layout:
         return {**known, LENS_MICROBATCH: microbatch}
 
 
-def current_layout(stage: _PipelineStageBase, known: Layout | None = None) -> Layout:
+def current_layout(stage: PipelineStage, known: Layout | None = None) -> Layout:
     """The layout of the pipeline that a stage belongs to, as it is now.
 
     A schedule may move stages to other ranks after it was made, as loading it from a CSV file does.
@@ -77,7 +77,7 @@ def current_layout(stage: _PipelineStageBase, known: Layout | None = None) -> La
     return Layout(rank_of, chunks)
 
 
-def members_of(stage: _PipelineStageBase) -> tuple[int, ...]:
+def members_of(stage: PipelineStage) -> tuple[int, ...]:
     """The global ranks of a stage's group, in the order of the group: alike on all of them."""
     group = dist.group.WORLD if stage.group is None else stage.group
     return tuple(dist.get_process_group_ranks(group))

@@ -8,14 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary, ref
 
+from lens_contrib.pipelining.compat import PipelineStage
 from lens_contrib.pipelining.layout import members_of
 from lens_contrib.pipelining.schedule_run import PipelineTrace
-from lens_core.errors import MissingExtraError
-
-try:
-    from torch.distributed.pipelining.stage import _PipelineStageBase
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 __all__ = ["Pipeline", "pipeline_of"]
 
@@ -42,7 +37,7 @@ class Pipeline:
     calls: Iterator[int] = field(default_factory=itertools.count)
     trace: ref[PipelineTrace] | None = None
 
-    def takes(self, stage: _PipelineStageBase) -> bool:
+    def takes(self, stage: PipelineStage) -> bool:
         """Whether a stage that comes alone is one more of this pipeline, on a rank with several."""
         a_rank = self.stages // len(self.members)
         return (
@@ -54,13 +49,13 @@ class Pipeline:
 
 
 #: A stage keeps its pipeline when it is uninstrumented, so that it comes back under its name.
-_of_stage: Final[WeakKeyDictionary[_PipelineStageBase, Pipeline]] = WeakKeyDictionary()
+_of_stage: Final[WeakKeyDictionary[PipelineStage, Pipeline]] = WeakKeyDictionary()
 #: The last pipeline of each name on each group, and how many without a name there were.
 _last: Final[dict[tuple[tuple[int, ...], str], Pipeline]] = {}
 _unnamed: Final[dict[tuple[int, ...], int]] = {}
 
 
-def pipeline_of(stages: list[_PipelineStageBase], name: str, *, is_alone: bool) -> Pipeline:
+def pipeline_of(stages: list[PipelineStage], name: str, *, is_alone: bool) -> Pipeline:
     """The pipeline that stages belong to.
 
     Without a name it is counted among those of its group, which all members of the group do alike

@@ -15,17 +15,12 @@ from typing import Any, Final
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from lens_contrib.pipelining.compat import PipelineStage
 from lens_contrib.pipelining.guarded import guarded
 from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
 from lens_contrib.pipelining.schedule_run import PipelineTrace
 from lens_core.detach import detach
-from lens_core.errors import MissingExtraError
 from lens_core.spans.status import record_error
-
-try:
-    from torch.distributed.pipelining.stage import _PipelineStageBase
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 __all__ = ["StageHooks"]
 
@@ -48,7 +43,7 @@ class StageHooks(LeftOutOfCopies):
         shared: What all stages of the pipeline share.
     """
 
-    def __init__(self, stage: _PipelineStageBase, shared: PipelineTrace) -> None:
+    def __init__(self, stage: PipelineStage, shared: PipelineTrace) -> None:
         self.trace: Final = shared
         #: Who wants the stage traced: the schedules that run on it.
         self.users: list[Any] = []

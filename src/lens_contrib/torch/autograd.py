@@ -25,13 +25,8 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 
+from lens_contrib.torch.compat import handed_to_this_thread
 from lens_core.detach import detach
-from lens_core.errors import MissingExtraError
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 __all__ = ["backward_context", "in_forward_context"]
 
@@ -90,13 +85,7 @@ def backward_context() -> Iterator[Context]:
 
 
 def _caller_context() -> Context | None:
-    try:
-        # Not public, and not in every release; a public way is only proposed.
-        if not torch._C._is_key_in_tls(_KEPT_AS):
-            return None
-        kept = torch._C._get_obj_in_tls(_KEPT_AS)
-    except (AttributeError, RuntimeError):
-        return None
+    kept = handed_to_this_thread(_KEPT_AS)
     if not isinstance(kept, contextvars.Context):
         return None
     # A context can be entered once at a time, and several threads may ask: each has a copy.

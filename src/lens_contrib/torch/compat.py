@@ -10,12 +10,13 @@ from typing import Final
 from lens_core.errors import MissingExtraError
 
 try:
+    import torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["check_private_names", "default_group"]
+__all__ = ["check_private_names", "default_group", "handed_to_this_thread"]
 
 
 def _public_default_group() -> dist.ProcessGroup | None:
@@ -34,11 +35,24 @@ def _default_group() -> Callable[[], dist.ProcessGroup | None]:
 default_group: Final = _default_group()
 
 
+def handed_to_this_thread(key: str) -> object:
+    """What the caller of ``backward()`` handed to torch's own threads; ``None`` if nothing."""
+    try:
+        return torch._C._get_obj_in_tls(key) if torch._C._is_key_in_tls(key) else None
+    except (AttributeError, RuntimeError):  # not in every release; a public way is only proposed
+        return None
+
+
 def check_private_names() -> list[str]:
     """What is missing of the private names, and what stops working without it; empty if none."""
+    problems = [
+        f"torch._C.{name}: backward_context() finds no caller on threads of autograd"
+        for name in ("_is_key_in_tls", "_get_obj_in_tls")
+        if not hasattr(torch._C, name)
+    ]
     if default_group is _public_default_group:
-        return [
+        problems.append(
             "torch.distributed.distributed_c10d._world._default_pg: the default group is asked for "
             "in the public way, which is right and a little slower"
-        ]
-    return []
+        )
+    return problems

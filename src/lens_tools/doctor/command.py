@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lens_core import NemoLensConfig, span_registry
+from lens_core.compat import check_private_names
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
 from lens_core.global_textmap import get_global_textmap
@@ -225,6 +226,8 @@ def _identity() -> Iterator[Finding]:
 
 
 def _propagation() -> Iterator[Finding]:
+    for problem in check_private_names():
+        yield Finding("propagators", "note", f"opentelemetry-api has no {problem}")
     fields = sorted(get_global_textmap().fields)
     if diagnostics.count("propagators.invalid"):
         yield Finding(
@@ -254,7 +257,8 @@ def _torch() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
         yield Finding("torch", "note", "not installed; collectives and sends carry nothing")
         return
-    import torch.distributed as dist  # noqa: PLC0415 - seconds, and may be missing
+    import torch  # noqa: PLC0415 - seconds, and may be missing
+    import torch.distributed as dist  # noqa: PLC0415
 
     if not dist.is_available():
         yield Finding("torch", "problem", "this build of torch has no torch.distributed")
@@ -265,6 +269,12 @@ def _torch() -> Iterator[Finding]:
         if there
     ]
     yield Finding("torch", "ok", f"back ends {', '.join(found) or 'none'}")
+    # What the adapters rely on is private in torch.
+    from lens_contrib.pipelining.compat import check_private_names as of_pipelining  # noqa: PLC0415
+    from lens_contrib.torch.compat import check_private_names as of_torch  # noqa: PLC0415
+
+    for problem in (*of_torch(), *of_pipelining()):
+        yield Finding("torch", "problem", f"torch {torch.__version__} has no {problem}")
 
 
 def _ray() -> Iterator[Finding]:
@@ -273,10 +283,10 @@ def _ray() -> Iterator[Finding]:
         return
     import ray  # noqa: PLC0415 - seconds, and may be missing
 
-    from lens_contrib.ray.compat import check_private_names  # noqa: PLC0415
+    from lens_contrib.ray.compat import check_private_names as of_ray  # noqa: PLC0415
 
     # What the decorator relies on is private in Ray.
-    for problem in (problems := check_private_names()):
+    for problem in (problems := of_ray()):
         yield Finding("Ray", "problem", f"Ray {ray.__version__} has no {problem}")
     if problems:
         return

@@ -1,0 +1,62 @@
+"""The private names of ``torch.distributed.pipelining`` that its tracing stands on.
+
+Read off torch 2.13. :func:`check_private_names` says what is lost with a version that lacks one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lens_core.errors import MissingExtraError, SetupError
+
+try:
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+    from torch.distributed.pipelining.stage import _PipelineStageBase as PipelineStage
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error
+
+__all__ = ["STAGE_METHODS", "Pipeline", "PipelineStage", "check_private_names", "stages_of"]
+
+Pipeline = PipelineScheduleSingle | PipelineScheduleMulti | PipelineStage
+
+#: Methods of a stage around which the hooks are: the schedules call them, users do not.
+STAGE_METHODS: Final = (
+    "clear_runtime_states",
+    "_prepare_forward_infra",
+    "forward_one_chunk",
+    "backward_one_chunk",
+    "backward_weight_one_chunk",
+    "get_fwd_send_ops",
+    "get_bwd_send_ops",
+    "get_fwd_recv_ops",
+    "get_bwd_recv_ops",
+    "set_local_fwd_input",
+    "set_local_bwd_input",
+)
+
+
+def stages_of(target: object) -> tuple[list[PipelineStage], bool]:
+    """The stages of a schedule, or the one that this is; and whether it is a schedule.
+
+    Raises:
+        SetupError: If it is neither.
+    """
+    if isinstance(target, PipelineScheduleSingle):
+        return [target._stage], True
+    if isinstance(target, PipelineScheduleMulti):
+        return list(target._stages), True
+    if isinstance(target, PipelineStage):
+        return [target], False
+    raise SetupError(
+        f"expected a schedule or a stage of torch.distributed.pipelining, "
+        f"got {type(target).__name__}"
+    )
+
+
+def check_private_names() -> list[str]:
+    """What is missing of the private names, and what stops working without it; empty if none."""
+    return [
+        f"{PipelineStage.__name__}.{name}: instrument_pipelining() cannot trace schedules"
+        for name in STAGE_METHODS
+        if not callable(getattr(PipelineStage, name, None))
+    ]
