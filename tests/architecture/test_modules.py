@@ -18,7 +18,6 @@ LONGER: dict[str, str] = {
     "lens_core/spans/managed.py": "is being cut (issue 10)",
     "lens_core/telemetry/pipeline/delivery.py": "is being cut (issue 10)",
     "lens_core/testing/laws.py": "is being cut (issue 10)",
-    "lens_tools/doctor/command.py": "is being cut (issue 10)",
     "lens_tools/hang/analysis.py": "is being cut (issue 10)",
 }
 MOST_EXCEPTIONS = 15

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
-import platform
 import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import urlsplit
 
 import click
@@ -21,35 +17,23 @@ from rich.table import Table
 from rich.text import Text
 
 from lens_core import NemoLensConfig, span_registry
-from lens_core.compat import check_private_names
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
-from lens_core.global_textmap import get_global_textmap
 from lens_core.identity.run import resolve_run_identity
 from lens_core.telemetry.export.otlp_settings import SIGNALS, OtlpSettings, read_otlp_settings
 from lens_core.telemetry.sampling import sampler_from_env
+from lens_tools.doctor.libraries import (
+    Finding,
+    examine_propagators,
+    examine_ray,
+    examine_torch,
+    examine_versions,
+)
 
 __all__ = ["Finding", "doctor", "examine"]
 
-Verdict = Literal["ok", "note", "problem"]
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 _CONNECT_TIMEOUT_S: Final = 2.0
-_PACKAGES: Final = ("opentelemetry-api", "opentelemetry-sdk", "torch", "ray", "msgpack")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        subject: What it is about.
-        verdict: ``ok``, ``note`` (worth knowing) or ``problem`` (telemetry will not work so).
-        text: What was found, and what to do about a problem.
-    """
-
-    subject: str
-    verdict: Verdict
-    text: str
 
 
 @click.command()
@@ -77,22 +61,6 @@ def examine() -> Iterator[Finding]:
             yield from look()
         except Exception as error:  # noqa: BLE001 - one broken part must not hide the others
             yield Finding(subject, "problem", describe(error))
-
-
-def _versions() -> Iterator[Finding]:
-    found = []
-    for name in _PACKAGES:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name} not installed")
-    yield Finding("versions", "ok", f"Python {platform.python_version()}, " + ", ".join(found))
-    if importlib.util.find_spec("opentelemetry.sdk") is None:
-        yield Finding(
-            "versions",
-            "problem",
-            "without the SDK nothing is recorded: pip install 'lens-otel[sdk]'",
-        )
 
 
 def _settings() -> Iterator[Finding]:
@@ -225,79 +193,11 @@ def _identity() -> Iterator[Finding]:
         yield Finding("run id", "ok", text)
 
 
-def _propagation() -> Iterator[Finding]:
-    for problem in check_private_names():
-        yield Finding("propagators", "note", f"opentelemetry-api has no {problem}")
-    fields = sorted(get_global_textmap().fields)
-    if diagnostics.count("propagators.invalid"):
-        yield Finding(
-            "propagators",
-            "problem",
-            f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS')!r} cannot be loaded; "
-            f"using {', '.join(fields)}",
-        )
-    elif not fields:
-        yield Finding(
-            "propagators",
-            "problem",
-            f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS')!r}: no context is carried; "
-            "unset it, or name tracecontext and baggage",
-        )
-    elif "traceparent" not in fields:
-        yield Finding(
-            "propagators",
-            "note",
-            f"headers are {', '.join(fields)}; frames are made for traceparent",
-        )
-    else:
-        yield Finding("propagators", "ok", f"headers {', '.join(fields)}")
-
-
-def _torch() -> Iterator[Finding]:
-    if importlib.util.find_spec("torch") is None:
-        yield Finding("torch", "note", "not installed; collectives and sends carry nothing")
-        return
-    import torch  # noqa: PLC0415 - seconds, and may be missing
-    import torch.distributed as dist  # noqa: PLC0415
-
-    if not dist.is_available():
-        yield Finding("torch", "problem", "this build of torch has no torch.distributed")
-        return
-    found = [
-        name
-        for name, there in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available()))
-        if there
-    ]
-    yield Finding("torch", "ok", f"back ends {', '.join(found) or 'none'}")
-    # What the adapters rely on is private in torch.
-    from lens_contrib.pipelining.compat import check_private_names as of_pipelining  # noqa: PLC0415
-    from lens_contrib.torch.compat import check_private_names as of_torch  # noqa: PLC0415
-
-    for problem in (*of_torch(), *of_pipelining()):
-        yield Finding("torch", "problem", f"torch {torch.__version__} has no {problem}")
-
-
-def _ray() -> Iterator[Finding]:
-    if importlib.util.find_spec("ray") is None:
-        yield Finding("Ray", "note", "not installed; calls carry nothing")
-        return
-    import ray  # noqa: PLC0415 - seconds, and may be missing
-
-    from lens_contrib.ray.compat import check_private_names as of_ray  # noqa: PLC0415
-
-    # What the decorator relies on is private in Ray.
-    for problem in (problems := of_ray()):
-        yield Finding("Ray", "problem", f"Ray {ray.__version__} has no {problem}")
-    if problems:
-        return
-    yield Finding("Ray", "ok", f"Ray {ray.__version__} carries contexts on decorated calls")
-
-
 _EXAMINATIONS: Final[dict[str, Callable[[], Iterator[Finding]]]] = {
-    "versions": _versions,
+    "versions": examine_versions,
     "settings": _settings,
     "run id": _identity,
-    "propagators": _propagation,
-    "torch": _torch,
-    "Ray": _ray,
+    "propagators": examine_propagators,
+    "torch": examine_torch,
+    "Ray": examine_ray,
 }
