@@ -9,7 +9,6 @@ from tests.architecture.source_tree import SourceTree, differs_from_known, found
 MOST_LINES = 250
 #: Modules that may be longer: at most :data:`MOST_EXCEPTIONS`, each with its reason.
 LONGER: dict[str, str] = {
-    "lens_contrib/pipelining/run_spans.py": "is being cut (issue 10)",
     "lens_contrib/ray/compat.py": "is being cut (issue 10)",
     "lens_contrib/ray/execution.py": "is being cut (issue 10)",
     "lens_core/identity/hops.py": "is being cut (issue 10)",

@@ -9,17 +9,16 @@ from typing import Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, Tracer
 
 from lens_contrib.pipelining.guarded import guarded
+from lens_contrib.pipelining.hop_spans import HopSpans, Place
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.membership import Membership
 from lens_contrib.pipelining.wire_links import Wire
-from lens_core.diagnostics import diagnostics
 from lens_core.errors import MissingExtraError
-from lens_core.identity import HopId, StepScope, current_identity
-from lens_core.identity.owned import start_owned_child, start_owned_span
-from lens_core.semconv import LENS_CARRIER, LENS_MICROBATCH, LENS_PEER_STAGE, LENS_STAGE
+from lens_core.identity import StepScope
+from lens_core.semconv import LENS_CARRIER, LENS_MICROBATCH, LENS_STAGE
 
 try:
     import torch
@@ -29,10 +28,6 @@ except ImportError as error:
 
 __all__ = ["RunSpans"]
 
-_SENDS: Final = {"forward": "send_forward", "backward": "send_backward"}
-_RECVS: Final = {"forward": "recv_forward", "backward": "recv_backward"}
-#: Direction (``forward`` or ``backward``), stage, microbatch.
-Place = tuple[str, int, int]
 #: The stages that a stage's operations go to or come from, as far as it says so.
 Stages = Callable[[], Sequence[int]]
 #: Stage number of a peer that no stage is known to be on.
@@ -72,8 +67,7 @@ class RunSpans:
         group: What tells this run from others in the same step, alike on all ranks.
 
     Attributes:
-        context: What was current when the run started: the step, parent of all spans here.
-        scope: The step of the run.
+        hops: Starts its spans.
     """
 
     def __init__(
@@ -85,16 +79,10 @@ class RunSpans:
         scope: StepScope | None = None,
         group: str = "",
     ) -> None:
-        self.context = otel_context.get_current()
-        self.scope: Final = scope
-        self._tracer = tracer
+        self.hops = HopSpans(tracer, wire is None, roll, layout, scope, group)
         self._wire = wire
         self._roll = roll
         self._layout = layout
-        self._group = group
-        local = trace.get_current_span(self.context).get_span_context()
-        self._in_trace = scope is not None and local.trace_id == scope.trace_id
-        self._hops: set[tuple[str, Place, int]] = set()
         self._receiving: dict[Place, list[_Receiving]] = {}
         self._unread: list[_Receiving] = []
         self._computed: dict[Place, Span] = {}
@@ -115,13 +103,13 @@ class RunSpans:
 
         The span is linked to where the input came from, if that is on this rank.
         """
-        if self.scope is None:  # driven by hand
-            self.context = otel_context.get_current()
+        if self.hops.scope is None:  # driven by hand
+            self.hops.context = otel_context.get_current()
         for record in self._receiving.pop(place, ()):
             guarded(self._arrived, record)
         link = self._local.pop(place, None)
         attributes = {LENS_STAGE: place[1], LENS_MICROBATCH: place[2]}
-        span = self._start(name, SpanKind.INTERNAL, attributes, link)
+        span = self.hops.start(name, SpanKind.INTERNAL, attributes, link)
         self._computed[place] = span
         return span
 
@@ -131,7 +119,7 @@ class RunSpans:
         computed = self._computed.get((direction, source, microbatch))
         context = trace.INVALID_SPAN_CONTEXT if computed is None else computed.get_span_context()
         if context.is_valid:
-            self._local[destination] = self._link(context, source, microbatch, direction)
+            self._local[destination] = self.hops.link(context, source, microbatch, direction)
 
     def send(
         self, place: Place | None, stages: Stages, neighbour: int, ops: Sequence[dist.P2POp]
@@ -170,7 +158,7 @@ class RunSpans:
             peers = guarded(self._peers, stages, neighbour, ops) or ()
             for peer in dict.fromkeys(peers):
                 if peer != _UNKNOWN:
-                    span = guarded(self._start_recv, place, peer) or trace.INVALID_SPAN
+                    span = guarded(self.hops.start_recv, place, peer) or trace.INVALID_SPAN
                     records[peer] = _Receiving(span, peer, place)
             for record in self._receiving.pop(place, ()):  # posted before, and never used
                 guarded(record.span.end)
@@ -238,106 +226,12 @@ class RunSpans:
                 sender = sender if sender.is_valid else read.get_span_context()
             if sender.is_valid:
                 direction, _, microbatch = record.place
-                link = self._link(sender, record.source, microbatch, direction)
+                link = self.hops.link(sender, record.source, microbatch, direction)
                 record.span.add_link(link.context, link.attributes)
             record.span.set_attribute(LENS_CARRIER, "ok" if sender.is_valid else "absent")
         record.span.end(record.ended_ns or None)
 
-    def _link(self, context: SpanContext, source: int, microbatch: int, direction: str) -> Link:
-        identity = current_identity() if self.scope is None else self.scope.identity
-        return Link(context, self._layout.link_attributes(identity, source, microbatch, direction))
-
-    def _deriving(self, end: str, place: Place, peer: int) -> StepScope | None:
-        """The step that this end of a hop is derived from; ``None`` where its id is not derived.
-
-        What comes once more in a run is not part of it: an id is for one span.
-        """
-        scope = self.scope
-        if self._wire is not None or scope is None or not scope.identity.derives:
-            return None
-        hop = (end, place, peer)
-        if hop in self._hops:
-            return None
-        self._hops.add(hop)
-        return scope
-
     def _sent(self, place: Place, destination: int) -> Span:
-        span = self._start_send(place, destination)
+        span = self.hops.start_send(place, destination)
         guarded(span.end)  # it marks the moment of sending; the recv shows the waiting
         return span
-
-    def _start_send(self, place: Place, destination: int) -> Span:
-        direction, stage, microbatch = place
-        name, scope = _SENDS[direction], self._deriving("send", place, destination)
-        attributes = {
-            LENS_STAGE: stage,
-            LENS_MICROBATCH: microbatch,
-            LENS_PEER_STAGE: destination,
-        }
-        if scope is None or not scope.owned:
-            return self._start(name, SpanKind.PRODUCER, attributes, None)
-        hop = HopId(direction, stage, destination, microbatch, self._group)
-        span_id = scope.hop_span_id(hop)
-        if self._in_trace:
-            return start_owned_child(
-                self._tracer, name, span_id, self.context, SpanKind.PRODUCER, attributes
-            )
-        span, _ = start_owned_span(
-            self._tracer,
-            name,
-            scope.trace_id,
-            span_id,
-            context=self.context,
-            kind=SpanKind.PRODUCER,
-            attributes=attributes,
-        )
-        return span
-
-    def _start_recv(self, place: Place, source: int) -> Span:
-        direction, stage, microbatch = place
-        link = None if self._wire is not None else self._derived_link(place, source)
-        attributes = {LENS_STAGE: stage, LENS_MICROBATCH: microbatch, LENS_PEER_STAGE: source}
-        return self._start(_RECVS[direction], SpanKind.CONSUMER, attributes, link)
-
-    def _start(
-        self, name: str, kind: SpanKind, attributes: Mapping[str, int], link: Link | None
-    ) -> Span:
-        links = () if link is None else (link,)
-        scope = self.scope
-        if self._in_trace or scope is None or not scope.owned or not scope.identity.derives:
-            context = otel_context.get_current() if scope is None else self.context
-            return self._tracer.start_span(
-                name, context, kind, attributes, links, None, False, False
-            )
-        # The span that is current is none of the step's: in the trace of the step all the same,
-        # with a link to it.
-        span, _ = start_owned_span(
-            self._tracer,
-            name,
-            scope.trace_id,
-            0,
-            context=self.context,
-            links=links,
-            kind=kind,
-            attributes=attributes,
-        )
-        return span
-
-    def _derived_link(self, place: Place, source: int) -> Link | None:
-        direction, stage, microbatch = place
-        scope = self._deriving("recv", place, source)
-        if scope is None or not self._derives(scope, self._layout.rank_of[source]):
-            diagnostics.record(
-                "link.missing",
-                f"stage {stage} cannot derive the id of stage {source}'s send",
-                todo="Call agree_run_key() and instrument_pipelining() on all ranks, after "
-                "telemetry is set up there; a stage that no schedule drives needs hop_span().",
-            )
-            return None
-        hop = HopId(direction, source, stage, microbatch, self._group)
-        return self._link(scope.hop_context(hop), source, microbatch, direction)
-
-    def _derives(self, scope: StepScope, rank: int) -> bool:
-        """Whether a rank starts the spans of its sends under derived ids."""
-        is_absent = self._roll is not None and rank in self._roll.absent
-        return scope.identity.includes(rank) and not is_absent

@@ -82,7 +82,7 @@ class PipelineTrace:
         """A schedule has cleared the state of a stage, as it does once when it starts to run."""
         if self._call is not None:
             return
-        if not self._is_due and (self._run.scope is None or stage in self._cleared):
+        if not self._is_due and (self._run.hops.scope is None or stage in self._cleared):
             self._end()
             self._is_due = True
         self._cleared.add(stage)
@@ -92,7 +92,7 @@ class PipelineTrace:
 
         Never raises: frames have to be sent whatever becomes of spans.
         """
-        scope = self._run.scope
+        scope = self._run.hops.scope
         if self._is_due:
             self._is_due = False
             guarded(self._start)

@@ -118,7 +118,7 @@ class StageHooks(LeftOutOfCopies):
                 span = guarded(run.begin, name, (direction, index, chunk_id))
                 if span is None:
                     return original(*args, **kwargs)
-                token = otel_context.attach(trace.set_span_in_context(span, run.context))
+                token = otel_context.attach(trace.set_span_in_context(span, run.hops.context))
                 try:
                     return original(*args, **kwargs)
                 except BaseException as error:

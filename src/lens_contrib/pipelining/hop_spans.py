@@ -1,0 +1,160 @@
+"""Starts the spans of one run of a schedule, and says whom they link to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
+
+from lens_contrib.pipelining.layout import Layout
+from lens_contrib.pipelining.membership import Membership
+from lens_core.diagnostics import diagnostics
+from lens_core.identity import HopId, StepScope, current_identity
+from lens_core.identity.owned import start_owned_child, start_owned_span
+from lens_core.semconv import LENS_MICROBATCH, LENS_PEER_STAGE, LENS_STAGE
+
+__all__ = ["HopSpans", "Place"]
+
+_SENDS: Final = {"forward": "send_forward", "backward": "send_backward"}
+_RECVS: Final = {"forward": "recv_forward", "backward": "recv_backward"}
+#: Direction (``forward`` or ``backward``), stage, microbatch.
+Place = tuple[str, int, int]
+
+
+class HopSpans:
+    """The spans of one run of a schedule on this rank: their ids, parents and links.
+
+    Args:
+        tracer: Starts the spans.
+        is_derived: Whether links are derived; otherwise frames bring them.
+        roll: Knows who derives no ids; ``None`` where links are not derived.
+        layout: The places of the pipeline's stages.
+        scope: The step of the run, from which ids are derived; ``None`` where no schedule runs, and
+            stages are driven by hand.
+        group: What tells this run from others in the same step, alike on all ranks.
+
+    Attributes:
+        context: What was current when the run started: the step, parent of all spans here.
+        scope: The step of the run.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        is_derived: bool,
+        roll: Membership | None,
+        layout: Layout,
+        scope: StepScope | None,
+        group: str,
+    ) -> None:
+        self.context = otel_context.get_current()
+        self.scope: Final = scope
+        self._tracer = tracer
+        self._is_derived = is_derived
+        self._roll = roll
+        self._layout = layout
+        self._group = group
+        local = trace.get_current_span(self.context).get_span_context()
+        self._in_trace = scope is not None and local.trace_id == scope.trace_id
+        self._hops: set[tuple[str, Place, int]] = set()
+
+    def link(self, context: SpanContext, source: int, microbatch: int, direction: str) -> Link:
+        """A link to another stage's span, with what tells them apart."""
+        identity = current_identity() if self.scope is None else self.scope.identity
+        return Link(context, self._layout.link_attributes(identity, source, microbatch, direction))
+
+    def _deriving(self, end: str, place: Place, peer: int) -> StepScope | None:
+        """The step that this end of a hop is derived from; ``None`` where its id is not derived.
+
+        What comes once more in a run is not part of it: an id is for one span.
+        """
+        scope = self.scope
+        if not self._is_derived or scope is None or not scope.identity.derives:
+            return None
+        hop = (end, place, peer)
+        if hop in self._hops:
+            return None
+        self._hops.add(hop)
+        return scope
+
+    def start_send(self, place: Place, destination: int) -> Span:
+        """The span of a send, under the id that its receiver derives where ids are derived."""
+        direction, stage, microbatch = place
+        name, scope = _SENDS[direction], self._deriving("send", place, destination)
+        attributes = {
+            LENS_STAGE: stage,
+            LENS_MICROBATCH: microbatch,
+            LENS_PEER_STAGE: destination,
+        }
+        if scope is None or not scope.owned:
+            return self.start(name, SpanKind.PRODUCER, attributes, None)
+        hop = HopId(direction, stage, destination, microbatch, self._group)
+        span_id = scope.hop_span_id(hop)
+        if self._in_trace:
+            return start_owned_child(
+                self._tracer, name, span_id, self.context, SpanKind.PRODUCER, attributes
+            )
+        span, _ = start_owned_span(
+            self._tracer,
+            name,
+            scope.trace_id,
+            span_id,
+            context=self.context,
+            kind=SpanKind.PRODUCER,
+            attributes=attributes,
+        )
+        return span
+
+    def start_recv(self, place: Place, source: int) -> Span:
+        """The span of a receive, linked to the send that it is of where that can be derived."""
+        direction, stage, microbatch = place
+        link = self._derived_link(place, source) if self._is_derived else None
+        attributes = {LENS_STAGE: stage, LENS_MICROBATCH: microbatch, LENS_PEER_STAGE: source}
+        return self.start(_RECVS[direction], SpanKind.CONSUMER, attributes, link)
+
+    def start(
+        self, name: str, kind: SpanKind, attributes: Mapping[str, int], link: Link | None
+    ) -> Span:
+        """A span below the step, in its trace whatever is current."""
+        links = () if link is None else (link,)
+        scope = self.scope
+        if self._in_trace or scope is None or not scope.owned or not scope.identity.derives:
+            context = otel_context.get_current() if scope is None else self.context
+            return self._tracer.start_span(
+                name, context, kind, attributes, links, None, False, False
+            )
+        # The span that is current is none of the step's: in the trace of the step all the same,
+        # with a link to it.
+        span, _ = start_owned_span(
+            self._tracer,
+            name,
+            scope.trace_id,
+            0,
+            context=self.context,
+            links=links,
+            kind=kind,
+            attributes=attributes,
+        )
+        return span
+
+    def _derived_link(self, place: Place, source: int) -> Link | None:
+        direction, stage, microbatch = place
+        scope = self._deriving("recv", place, source)
+        if scope is None or not self._derives(scope, self._layout.rank_of[source]):
+            diagnostics.record(
+                "link.missing",
+                f"stage {stage} cannot derive the id of stage {source}'s send",
+                todo="Call agree_run_key() and instrument_pipelining() on all ranks, after "
+                "telemetry is set up there; a stage that no schedule drives needs hop_span().",
+            )
+            return None
+        hop = HopId(direction, source, stage, microbatch, self._group)
+        return self.link(scope.hop_context(hop), source, microbatch, direction)
+
+    def _derives(self, scope: StepScope, rank: int) -> bool:
+        """Whether a rank starts the spans of its sends under derived ids."""
+        is_absent = self._roll is not None and rank in self._roll.absent
+        return scope.identity.includes(rank) and not is_absent
