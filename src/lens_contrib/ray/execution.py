@@ -28,12 +28,7 @@ from lens_core.channel import Channel
 from lens_core.current_context import attach_context, get_current_context
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
-from lens_core.semconv import (
-    LENS_CARRIER,
-    LENS_TRANSPORT,
-    RPC_METHOD,
-    RPC_SYSTEM_NAME,
-)
+from lens_core.semconv import LENS_CARRIER, LENS_TRANSPORT, RPC_METHOD, RPC_SYSTEM_NAME
 
 if TYPE_CHECKING:  # it needs the SDK, which a worker without telemetry does not load
     from lens_core.telemetry.pipeline.remote_children import RemoteChildren
