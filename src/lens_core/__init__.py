@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from lens_core.carrier import Carrier, CarrierStatus
 from lens_core.channel import Channel, inbound, outbound
 from lens_core.errors import LensError
-from lens_core.links import add_carrier_link, attach_carrier, create_linked_span, linked_span
-from lens_core.propagation import current_carrier, extract_context, inject_context
+from lens_core.links import add_carrier_link, create_linked_span, linked_span
+from lens_core.propagation import attach_carrier, current_carrier, extract_context, inject_context
 from lens_core.spans.attributes import redact_value, safe_set_span_attributes
 from lens_core.spans.groups import (
     SpanRegistry,

@@ -12,10 +12,11 @@
     ├── PeerRankError (ValueError)       a rank that cannot be the other end of a send or receive
     ├── ProcessGroupError (RuntimeError) a process group that is destroyed or cannot be used
     ├── MessageError (TypeError)         a message that a carrier cannot ride on
+    ├── KeywordError (TypeError)         a keyword that is nearly one of our parameters
     └── ConformanceError (AssertionError) a transport that breaks a law of the kit
 
 Each error builds its own message from what is wrong and says what to do about it. Telemetry raises
-only for what the caller did wrong at a call made by name; what goes wrong later is an *diagnostic*
+only for what the caller did wrong at a call made by name; what goes wrong later is a *diagnostic*
 (see :mod:`lens_core.diagnostics`): counted, logged once, and survived.
 
 What one place alone raises stands there, and is of the same tree:
@@ -42,6 +43,7 @@ __all__ = [
     "PeerRankError",
     "ProcessGroupError",
     "MessageError",
+    "KeywordError",
     "ConformanceError",
 ]
 
@@ -141,6 +143,18 @@ class ProcessGroupError(LensError, RuntimeError):
 
 class MessageError(LensError, TypeError):
     """A message that a carrier cannot ride on; the message says what to do instead."""
+
+
+class KeywordError(LensError, TypeError):
+    """A keyword argument that is nearly a parameter, and would silently become an attribute."""
+
+    def __init__(self, function: str, keyword: str, parameter: str) -> None:
+        super().__init__(
+            f"{function}() got the keyword {keyword!r}; did you mean {parameter!r}? "
+            "An attribute of that name goes into span_attributes={...}"
+        )
+        self.keyword = keyword
+        self.parameter = parameter
 
 
 class ConformanceError(LensError, AssertionError):

@@ -7,26 +7,29 @@ really is the parent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Final
 
-from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Tracer
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.carrier import CarrierStatus
+from lens_core.carrier import Carrier, CarrierStatus
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
-from lens_core.propagation import extract_context, read_carrier
+from lens_core.propagation import read_carrier
 from lens_core.semconv import LENS_CARRIER
+from lens_core.spans.attributes import clean_attributes
+from lens_core.spans.start import checked_argument, refuse_misspelled, start_span
 from lens_core.spans.status import end_span, record_error
 
 __all__ = [
     "CarrierStatus",
     "add_carrier_link",
-    "attach_carrier",
     "create_linked_span",
     "linked_span",
 ]
@@ -34,12 +37,28 @@ __all__ = [
 _Carrier = Mapping[str, str]
 _Attributes = Mapping[str, AttributeValue]
 
+_NO_ATTRIBUTES: Final[_Attributes] = MappingProxyType({})
+#: Tells a carrier that is ``None``, since none came, from one that was not given.
+NOT_GIVEN: Final = Carrier()
+#: Parameters whose misspelling would silently cost the links. Short ones such as ``kind`` are not
+#: among them: an attribute may well be called ``kinds``.
+_PARAMETERS: Final = frozenset(
+    {
+        "remote_context",
+        "remote_carrier",
+        "remote_contexts",
+        "remote_carriers",
+        "span_attributes",
+        "link_attributes",
+    }
+)
+
 
 def create_linked_span(
     tracer: Tracer,
     name: str,
     remote_context: Context | None = None,
-    remote_carrier: _Carrier | None = None,
+    remote_carrier: _Carrier | None = NOT_GIVEN,
     *,
     remote_contexts: Iterable[Context] = (),
     remote_carriers: Iterable[_Carrier | None] = (),
@@ -56,14 +75,17 @@ def create_linked_span(
 
     The span is *locally rooted*: a child of the span that is current here, or a root; the remote
     spans are never its parents. No carrier, an empty one and an invalid one give no link, not an
-    error. Attributes and links are given at the start, so that samplers and span processors see
-    them. The span is not made current; :func:`linked_span` does that.
+    error; where a remote span was given at all, the attribute ``lens.carrier`` says what became of
+    it (``ok``, ``absent`` or ``rejected``). Attributes and links are given at the start, so that
+    samplers and span processors see them. The span is not made current; :func:`linked_span` does
+    that. An argument of the wrong type is left out and counted (``span.argument``).
 
     Args:
         tracer: Tracer that starts the span.
         name: Name of the span.
         remote_context: Context of a remote span, as ``extract_context`` returns it.
         remote_carrier: Carrier of a remote span; used where ``remote_context`` is not given.
+            ``None`` says that none came.
         remote_contexts: Further contexts to link to (fan-in).
         remote_carriers: Further carriers to link to (fan-in); ``None`` among them is passed over.
         parent: Context that holds the parent; the current context if not given.
@@ -71,31 +93,60 @@ def create_linked_span(
         span_attributes: Attributes of the span, for names that are parameters here.
         link_attributes: Attributes of every Link, such as ``lens.peer.rank``,
             ``lens.hop.direction`` and ``lens.microbatch`` (:mod:`lens_core.semconv`).
-        **attributes: Attributes of the span.
+        **attributes: Attributes of the span; cleaned and redacted, as everywhere.
+
+    Raises:
+        KeywordError: If the name of an attribute is nearly that of a parameter.
     """
-    if remote_context is None and remote_carrier is not None:
-        remote_context = extract_context(remote_carrier)
-    contexts = [] if remote_context is None else [remote_context]
-    contexts.extend(remote_contexts)
-    contexts.extend(map(extract_context, remote_carriers))
-    links = []
-    for remote in contexts:
-        span_context = trace.get_current_span(remote).get_span_context()
-        if span_context.is_valid:
-            links.append(Link(span_context, link_attributes))
-    try:
-        return tracer.start_span(
-            name,
-            context=parent,
-            kind=kind,
-            links=links,
-            attributes={**(span_attributes or {}), **attributes},
-            record_exception=False,
-            set_status_on_exception=False,
+    where = "create_linked_span"
+    if attributes:
+        refuse_misspelled(where, attributes, _PARAMETERS)
+    if kind is not SpanKind.INTERNAL:
+        kind = checked_argument(where, "kind", kind, SpanKind, SpanKind.INTERNAL)
+    if parent is not None:
+        parent = checked_argument(where, "parent", parent, Context, None)
+    if span_attributes is not None:
+        given = checked_argument(where, "span_attributes", span_attributes, Mapping, _NO_ATTRIBUTES)
+        attributes = {**given, **attributes}
+    if link_attributes is not None:
+        link_attributes = clean_attributes(
+            checked_argument(where, "link_attributes", link_attributes, Mapping, _NO_ATTRIBUTES)
         )
-    except Exception as error:  # noqa: BLE001 - the message that arrived must not be lost over it
-        diagnostics.record("span.failed", describe(error))
-        return trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
+    remotes: list[Carrier | Context] = []
+    if remote_context is not None:
+        known = checked_argument(where, "remote_context", remote_context, Context, Context())
+        remotes.append(known)
+    elif remote_carrier is not NOT_GIVEN:
+        remotes.append(read_carrier(remote_carrier))
+    for context in checked_argument(where, "remote_contexts", remote_contexts, Iterable, ()):
+        remotes.append(checked_argument(where, "remote_contexts", context, Context, Context()))
+    for carrier in checked_argument(where, "remote_carriers", remote_carriers, Iterable, ()):
+        if carrier is not None:
+            remotes.append(read_carrier(carrier))
+    links = []
+    if remotes:
+        for remote in remotes:
+            span_context = _span_context_of(remote)
+            if span_context.is_valid:
+                links.append(Link(span_context, link_attributes))
+        attributes.setdefault(LENS_CARRIER, _status_of(remotes, links).value)
+    return start_span(tracer, name, parent, kind, attributes, links)
+
+
+def _span_context_of(remote: Carrier | Context) -> SpanContext:
+    if isinstance(remote, Carrier):
+        return remote.span_context
+    return trace.get_current_span(remote).get_span_context()
+
+
+def _status_of(remotes: Sequence[Carrier | Context], links: Sequence[Link]) -> CarrierStatus:
+    """What became of the carriers of a span: the worst of them says most."""
+    statuses = [
+        remote.status if isinstance(remote, Carrier) else CarrierStatus.ABSENT for remote in remotes
+    ]
+    if CarrierStatus.REJECTED in statuses:
+        return CarrierStatus.REJECTED
+    return CarrierStatus.OK if links else CarrierStatus.ABSENT
 
 
 @contextmanager
@@ -103,7 +154,7 @@ def linked_span(
     tracer: Tracer,
     name: str,
     remote_context: Context | None = None,
-    remote_carrier: _Carrier | None = None,
+    remote_carrier: _Carrier | None = NOT_GIVEN,
     *,
     remote_contexts: Iterable[Context] = (),
     remote_carriers: Iterable[_Carrier | None] = (),
@@ -135,7 +186,9 @@ def linked_span(
         link_attributes=link_attributes,
         **attributes,
     )
-    token = otel_context.attach(trace.set_span_in_context(span, parent))
+    # One that is no context was counted where the span was started.
+    base = parent if isinstance(parent, Context) else None
+    token = otel_context.attach(trace.set_span_in_context(span, base))
     try:
         yield span
     except BaseException as error:
@@ -176,32 +229,3 @@ def add_carrier_link(
     except Exception as error:  # noqa: BLE001 - a foreign span may raise anything
         diagnostics.record("span.failed", describe(error))
     return status
-
-
-@contextmanager
-def attach_carrier(carrier: _Carrier | None) -> Iterator[Context]:
-    """A block in which new spans share the remote trace id, as children of the remote span.
-
-    The remote span and its baggage become current; what was current here is restored after the
-    block in every case. ``None``, an empty and an invalid carrier leave the current context as it
-    is.
-
-    Args:
-        carrier: The carrier, from ``broadcast_trace_context`` or another source.
-
-    Yields:
-        The context that is current in the block.
-    """
-    remote = extract_context(carrier)
-    if not remote:
-        yield otel_context.get_current()
-        return
-    # On top of the current context, so that values other libraries keep there stay visible.
-    context = trace.set_span_in_context(trace.get_current_span(remote))
-    for name, value in baggage.get_all(remote).items():
-        context = baggage.set_baggage(name, value, context)
-    token = otel_context.attach(context)
-    try:
-        yield context
-    finally:
-        detach(token)

@@ -1,21 +1,30 @@
-"""The current context as a carrier, and any headers as a carrier or a context."""
+"""The current context as a carrier, and any headers as a carrier, a context or the current one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import TypeVar
 
-from opentelemetry import trace
+from opentelemetry import baggage, trace
+from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 from opentelemetry.trace import DEFAULT_TRACE_STATE, Span, SpanContext
 
 from lens_core.carrier import Carrier
 from lens_core.carrier_size import check_carrier
 from lens_core.current_context import get_current_context
+from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.global_textmap import get_global_textmap, plain_w3c
 
-__all__ = ["current_carrier", "extract_context", "inject_context", "read_carrier"]
+__all__ = [
+    "attach_carrier",
+    "current_carrier",
+    "extract_context",
+    "inject_context",
+    "read_carrier",
+]
 
 _new = object.__new__
 _C = TypeVar("_C", bound=MutableMapping[str, str])
@@ -120,3 +129,32 @@ def extract_context(carrier: Mapping[str, str] | None) -> Context:
         carrier: Headers, as :func:`inject_context` wrote them in another process.
     """
     return read_carrier(carrier).context()
+
+
+@contextmanager
+def attach_carrier(carrier: Mapping[str, str] | None) -> Iterator[Context]:
+    """A block in which new spans share the remote trace id, as children of the remote span.
+
+    The remote span and its baggage become current; what was current here is restored after the
+    block in every case. ``None``, an empty and an invalid carrier leave the current context as it
+    is.
+
+    Args:
+        carrier: The carrier, from ``broadcast_trace_context`` or another source.
+
+    Yields:
+        The context that is current in the block.
+    """
+    remote = extract_context(carrier)
+    if not remote:
+        yield otel_context.get_current()
+        return
+    # On top of the current context, so that values other libraries keep there stay visible.
+    context = trace.set_span_in_context(trace.get_current_span(remote))
+    for name, value in baggage.get_all(remote).items():
+        context = baggage.set_baggage(name, value, context)
+    token = otel_context.attach(context)
+    try:
+        yield context
+    finally:
+        detach(token)

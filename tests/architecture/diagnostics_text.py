@@ -179,6 +179,7 @@ KINDS: Final[dict[str, Kind]] = {
         "that of `run_id.random`.",
     ),
     "run_id.random": Kind("The spans of this run cannot be found by one run id."),
+    "span.argument": Kind("A function that starts a span was called with a wrong argument."),
     "span.end_failed": Kind("A span could not be ended as it should be.", "foreign"),
     "span.failed": Kind(f"A span could not be started: {_SPAN_LOST}.", "foreign"),
     "span.record_failed": Kind("An exception could not be recorded on its span.", "foreign"),

@@ -36,7 +36,7 @@ def test_as_in_the_spec(recording):
     span.end()
     done = recording.only()
     assert done.name == "pipeline.recv_forward.linked"
-    assert dict(done.attributes) == {"rank": 1, "from_rank": 0}
+    assert dict(done.attributes) == {"rank": 1, "from_rank": 0, "lens.carrier": "ok"}
     assert linked_ids(done) == [(8, 0x1008)]
     assert done.links[0].context.is_remote
     assert done.parent is None
@@ -135,7 +135,8 @@ def test_samplers_and_processors_see_attributes_and_links_at_the_start():
     recording = Recording(sampler=Watch())
     recording.provider.add_span_processor(Processor())
     create_linked_span(recording.tracer, "x", remote_carrier=carrier_for(1), rank=2).end()
-    assert seen == [("sampler", {"rank": 2}, 1), ("processor", {"rank": 2}, 1)]
+    attributes = {"rank": 2, "lens.carrier": "ok"}
+    assert seen == [("sampler", attributes, 1), ("processor", attributes, 1)]
 
 
 def test_the_context_manager_makes_the_span_current_and_ends_it(recording):

@@ -15,6 +15,7 @@ from lens_core.diagnostics import diagnostics
 from lens_core.identity import HopId, StepScope, current_identity
 from lens_core.identity.owned import start_owned_child, start_owned_span
 from lens_core.semconv import LENS_MICROBATCH, LENS_PEER_STAGE, LENS_STAGE
+from lens_core.spans.start import start_span
 
 __all__ = ["HopSpans", "Place"]
 
@@ -105,6 +106,7 @@ class HopSpans:
             context=self.context,
             kind=SpanKind.PRODUCER,
             attributes=attributes,
+            ours=True,
         )
         return span
 
@@ -123,9 +125,7 @@ class HopSpans:
         scope = self.scope
         if self._in_trace or scope is None or not scope.owned or not scope.identity.derives:
             context = otel_context.get_current() if scope is None else self.context
-            return self._tracer.start_span(
-                name, context, kind, attributes, links, None, False, False
-            )
+            return start_span(self._tracer, name, context, kind, attributes, links, ours=True)
         # The span that is current is none of the step's: in the trace of the step all the same,
         # with a link to it.
         span, _ = start_owned_span(
@@ -137,6 +137,7 @@ class HopSpans:
             links=links,
             kind=kind,
             attributes=attributes,
+            ours=True,
         )
         return span
 

@@ -29,6 +29,8 @@ from lens_core.current_context import attach_context, get_current_context
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import LENS_CARRIER, LENS_TRANSPORT, RPC_METHOD, RPC_SYSTEM_NAME
+from lens_core.spans.attributes import clean_attributes
+from lens_core.spans.start import start_span
 
 if TYPE_CHECKING:  # it needs the SDK, which a worker without telemetry does not load
     from lens_core.telemetry.pipeline.remote_children import RemoteChildren
@@ -62,7 +64,7 @@ class Callee:
         self._children = self._ask_children()
         # As the SDK would keep them: what is checked here is not checked for each span.
         self._attributes: dict[str, AttributeValue] = dict(
-            BoundedAttributes(attributes=spec["attributes"])
+            BoundedAttributes(attributes=clean_attributes(spec["attributes"]))
         )
         #: Attributes of a hop whose carrier is all right: the common case, ready to be copied.
         self._of_hop: dict[str, AttributeValue] = {
@@ -112,8 +114,8 @@ class Callee:
                     # Nothing but the remote span is in that context.
                     return Execution(child, Context({_SPAN_KEY: child}), True)
                 self._children = self._ask_children()
-            span = self._tracer.start_span(
-                self._name, context, SpanKind.CONSUMER, attributes, links
+            span = start_span(
+                self._tracer, self._name, context, SpanKind.CONSUMER, attributes, links, ours=True
             )
             return Execution(span, _set_span(span, context), True)
         except Exception as error:  # noqa: BLE001 - telemetry must not fail the user's call
@@ -142,15 +144,14 @@ class Callee:
             attributes[LENS_CARRIER] = CarrierStatus.ABSENT.value
         this_process.add_ids(attributes)
         kind = SpanKind.CONSUMER if hop else SpanKind.INTERNAL
-        span = self._tracer.start_span(self._name, current, kind, attributes)
+        span = start_span(self._tracer, self._name, current, kind, attributes, ours=True)
         return Execution(span, _set_span(span, current), hop)
 
 
 def _in_same_trace(current: Context, remote: Context) -> Span | None:
     """The local span that is current, if it belongs to the trace of the remote one."""
     span = trace.get_current_span(current)
-    local = span.get_span_context()
-    there = trace.get_current_span(remote).get_span_context()
+    local, there = (trace.get_current_span(each).get_span_context() for each in (current, remote))
     same = local.is_valid and not local.is_remote and local.trace_id == there.trace_id
     return span if same else None
 

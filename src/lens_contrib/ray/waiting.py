@@ -19,8 +19,8 @@ from opentelemetry.trace import Link, SpanContext
 
 from lens_contrib.ray.failure import record_failure
 from lens_core.detach import detach
-from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import RAY_WAIT_TASK_IDS, RPC_SYSTEM_NAME
+from lens_core.spans.start import start_span
 from lens_core.spans.status import end_span
 
 __all__ = ["Producers", "producers", "traced_get"]
@@ -89,11 +89,7 @@ def traced_get(
     tasks = [ref.task_id().hex() for ref in _references(refs)[:_MAX_NAMED]]
     tracer = trace.get_tracer("lens_contrib.ray")
     attributes = {RPC_SYSTEM_NAME: "ray", RAY_WAIT_TASK_IDS: tasks}
-    try:
-        span = tracer.start_span(name, links=links, attributes=attributes)
-    except Exception as error:  # noqa: BLE001 - a foreign tracer or processor may raise anything
-        diagnostics.record("span.failed", describe(error))
-        span = trace.INVALID_SPAN
+    span = start_span(tracer, name, attributes=attributes, links=links)
     token = otel_context.attach(trace.set_span_in_context(span))
     try:
         return ray.get(refs, timeout=timeout)

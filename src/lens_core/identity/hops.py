@@ -39,6 +39,7 @@ from lens_core.semconv import (
     LENS_PEER_RANK,
 )
 from lens_core.spans.managed import span_tracer
+from lens_core.spans.start import checked_argument, start_span
 from lens_core.spans.status import end_span, record_error
 
 __all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
@@ -173,7 +174,7 @@ def hop_span(
         else:
             _describe(marked, "send", sends, mine, send)
         if attributes:
-            marked.update(attributes)
+            marked.update(checked_argument("hop_span", "attributes", attributes, Mapping, {}))
         used = span_tracer.tracer if tracer is None else tracer
         hop = _open(used, operation, scope, send, recv, link, confirm, marked)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
@@ -281,12 +282,5 @@ def _open(
             tracer, name, ids.trace_id, ids.span_id, links=links, kind=kind, attributes=attributes
         )
     else:
-        span = tracer.start_span(
-            name,
-            kind=kind,
-            links=links,
-            attributes=attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+        span = start_span(tracer, name, None, kind, attributes, links)
     return Hop(span, send, recv, link if confirm else None)

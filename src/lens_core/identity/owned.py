@@ -19,6 +19,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, T
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.diagnostics import diagnostics
+from lens_core.spans.start import start_span
 
 __all__ = [
     "derived_context",
@@ -125,7 +126,8 @@ def start_owned_span(
     context: Context | None = None,
     links: Sequence[Link] = (),
     kind: SpanKind = SpanKind.INTERNAL,
-    attributes: Mapping[str, AttributeValue] | None = None,
+    attributes: Mapping[str, object] | None = None,
+    ours: bool = False,
 ) -> tuple[Span, bool]:
     """A new, started span under a derived id; and whether it really has it.
 
@@ -145,6 +147,7 @@ def start_owned_span(
         links: Links of the span.
         kind: Kind of the span.
         attributes: Attributes of the span.
+        ours: Whether all attributes are those of this library, as for ``start_span``.
     """
     local = trace.get_current_span(context).get_span_context()
     # A child is in its parent's trace: no trace id is asked for, and none may be left over for
@@ -157,19 +160,12 @@ def start_owned_span(
         forced.trace_id = trace_id
     token = _forced.set(forced)
     try:
-        span = tracer.start_span(
-            name,
-            context,
-            kind,
-            attributes,
-            links,
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+        span = start_span(tracer, name, context, kind, attributes, links, ours=ours)
     finally:
         _forced.reset(token)
     started = span.get_span_context()
-    if started.trace_id == trace_id and span_id in (0, started.span_id):
+    # Where no span was started, what came back has the context of the local one.
+    if started.trace_id == trace_id and span_id in (0, started.span_id) and started != local:
         return span, True
     if started.is_valid and started != local:
         _not_honoured(name)
@@ -190,7 +186,7 @@ def start_owned_child(
     """
     token = _forced.set(_Forced(0, span_id))
     try:
-        span = tracer.start_span(name, context, kind, attributes, (), None, False, False)
+        span = start_span(tracer, name, context, kind, attributes, (), ours=True)
     finally:
         _forced.reset(token)
     started = span.get_span_context()

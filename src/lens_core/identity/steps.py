@@ -30,6 +30,7 @@ from lens_core.identity.scope import StepScope, current_step, open_steps
 from lens_core.propagation import current_carrier
 from lens_core.semconv import DL_ITERATION, LENS_IDENTITY
 from lens_core.spans.managed import span_tracer
+from lens_core.spans.start import checked_argument, start_span
 from lens_core.spans.status import end_span, record_error
 
 __all__ = ["run_span", "step_carrier", "step_span"]
@@ -91,7 +92,9 @@ class _StepSpan:
         tracer = self._tracer or span_tracer.tracer
         attributes: dict[str, AttributeValue] = {DL_ITERATION: self._step}
         if self._attributes:
-            attributes.update(self._attributes)
+            attributes.update(
+                checked_argument("step_span", "attributes", self._attributes, Mapping, {})
+            )
         scope = StepScope(who, self._kind, self._step, who.open_step(self._kind, self._step))
         span = _start(scope, tracer, self._name, self._relation, attributes)
         context = otel_context.attach(trace.set_span_in_context(span))
@@ -178,7 +181,8 @@ def run_span(
     who = current_identity() if identity is None else identity
     used = span_tracer.tracer if tracer is None else tracer
     scope = StepScope(who, _RUN, 0, who.open_step(_RUN, 0))
-    span = _start(scope, used, name, "link", dict(attributes or {}))
+    marked = checked_argument("run_span", "attributes", attributes or {}, Mapping, {})
+    span = _start(scope, used, name, "link", dict(marked))
     token = _run_spans.set((who, span.get_span_context()))
     try:
         yield span
@@ -256,14 +260,8 @@ def _start_step(
         local = trace.get_current_span().get_span_context()
         if local.is_valid:
             links.append(Link(local))
-        return tracer.start_span(
-            name,
-            trace.set_span_in_context(trace.INVALID_SPAN),
-            attributes=attributes,
-            links=links,
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+        root = trace.set_span_in_context(trace.INVALID_SPAN)
+        return start_span(tracer, name, root, attributes=attributes, links=links)
     scope.sampled = is_sampled(tracer, scope.trace_id, name)
     owner = scope.owner_context()
     parent: otel_context.Context | None = None

@@ -14,23 +14,22 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
-    Iterator,
     Mapping,
 )
-from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar, Token, copy_context
-from types import MappingProxyType, TracebackType
+from contextlib import AbstractContextManager
+from contextvars import Token, copy_context
+from types import TracebackType
 from typing import Final, ParamSpec, TypeVar, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context as OtelContext
-from opentelemetry.trace import NoOpTracer, Span, Tracer
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer
 
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
-from lens_core.spans.attributes import clean_attributes
 from lens_core.spans.groups import span_groups
+from lens_core.spans.start import span_attributes, start_span
 from lens_core.spans.status import record_error
 
 __all__ = [
@@ -48,8 +47,7 @@ R = TypeVar("R")
 
 _SCOPE: Final = "lens_core"
 _CHECK_PROVIDER: Final = "Correct OTEL_PYTHON_TRACER_PROVIDER, or unset it."
-_NONE: Final[Mapping[str, object]] = MappingProxyType({})
-_scoped: ContextVar[Mapping[str, object]] = ContextVar("lens_span_attributes")
+_INTERNAL: Final = SpanKind.INTERNAL
 
 
 class SpanTracer:
@@ -111,7 +109,8 @@ class _Scope:
         if self._token is not None:
             self._enter_again()
         try:
-            span = _start(self._name, self._tracer, self._attributes)
+            tracer = self._tracer or span_tracer.tracer
+            span = start_span(tracer, self._name, None, _INTERNAL, self._attributes)
             self._token = otel_context.attach(trace.set_span_in_context(span))
             self._span = span
         except Exception as failure:  # noqa: BLE001 - the body runs whatever telemetry does
@@ -220,17 +219,6 @@ def trace_fn(
     return decorate
 
 
-@contextmanager
-def span_attributes(attributes: Mapping[str, object]) -> Iterator[None]:
-    """A block in which every new span of this module gets these attributes too."""
-    token = _scoped.set({**_scoped.get(_NONE), **attributes})
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the block ends in another context
-            _scoped.reset(token)
-
-
 def with_current_context(function: Callable[P, R]) -> Callable[P, R]:
     """The function, to be run on another thread with the current span and baggage of this one.
 
@@ -267,12 +255,9 @@ class _Site:
     def scope(self) -> _Scope:
         return _Scope(self.title, self.tracer, self.attributes)
 
-    def start(self) -> Span | None:
-        try:
-            return _start(self.title, self.tracer, self.attributes)
-        except Exception as failure:  # noqa: BLE001 - the body runs whatever telemetry does
-            _failed(failure)
-            return None
+    def start(self) -> Span:
+        tracer = self.tracer or span_tracer.tracer
+        return start_span(tracer, self.title, None, _INTERNAL, self.attributes)
 
 
 def _wrap_coroutine(
@@ -367,18 +352,6 @@ def _wrap_async_generator(
                 _end(span)
 
     return call
-
-
-def _start(name: str, tracer: Tracer | None, attributes: Mapping[str, object]) -> Span:
-    scoped = _scoped.get(_NONE)
-    if scoped:
-        attributes = {**scoped, **attributes}
-    return (span_tracer.tracer if tracer is None else tracer).start_span(
-        name,
-        attributes=clean_attributes(attributes) if attributes else None,
-        record_exception=False,
-        set_status_on_exception=False,
-    )
 
 
 def _end(span: Span) -> None:
