@@ -9,11 +9,14 @@ built differently; ``lens doctor`` shows it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, Final, NamedTuple, cast
 
 import ray
+import ray._private.runtime_env.constants
 import ray._private.worker
 import ray._raylet
 import ray.actor
@@ -33,6 +36,7 @@ __all__ = [
     "decorators",
     "definition",
     "in_worker",
+    "job_variables",
     "leaves_actor",
     "outermost",
     "outermost_method",
@@ -46,6 +50,7 @@ __all__ = [
 INVOCATION_DECORATOR: Final = "__ray_invocation_decorator__"
 #: Keyword in which Ray's own tracing passes its context.
 CARRIER_OF_RAY: Final = "_ray_trace_ctx"
+#: In a driver that the job server started: the job's configuration.
 _JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 _Function = Callable[..., Any]
@@ -60,6 +65,16 @@ def current_task() -> tuple[str, int]:
     """Id and attempt of the call that this worker runs; Ray's public functions are slower."""
     core: Any = ray._private.worker.global_worker.core_worker  # type: ignore[attr-defined]
     return core.get_current_task_id().hex(), core.get_current_task_attempt_number()
+
+
+def job_variables() -> Collection[str]:
+    """Variables that the job sets as which this driver was submitted, and the driver may not."""
+    if os.environ.get("RAY_OVERRIDE_JOB_RUNTIME_ENV") == "1":
+        return ()
+    try:
+        return (json.loads(os.environ[_JOB_CONFIG])["runtime_env"] or {}).get("env_vars") or ()
+    except (KeyError, ValueError, TypeError):  # of no job, or one without a runtime_env
+        return ()
 
 
 def leaves_actor(error: BaseException) -> bool:
@@ -272,6 +287,11 @@ PRIVATE_NAMES: Final = (
         "spans have no task id and attempt",
     ),
     PrivateNames("ray_terminate_msg", _exit_of_actor, "exit_actor() is an error on the span"),
+    PrivateNames(
+        _JOB_CONFIG,
+        lambda: ray._private.runtime_env.constants,
+        "runtime_env() cannot be used under ray job submit",
+    ),
     PrivateNames(CARRIER_OF_RAY, _tracing, "spans do not nest in those of Ray's own tracing"),
     PrivateNames("_init_signature actor_cls", lambda: _client("ClientActorClass"), _CLIENT),
     PrivateNames("_signature", lambda: _client("ClientRemoteMethod"), _CLIENT),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
 
+from lens_contrib.ray.compat import job_variables
 from lens_core.telemetry.config import NemoLensConfig
 from lens_core.telemetry.handle import current_telemetry
 
@@ -29,6 +30,9 @@ def runtime_env(
     absolute, because workers run elsewhere. What is in a ``runtime_env`` can be read on Ray's
     dashboard: give secrets such as ``OTEL_EXPORTER_OTLP_HEADERS`` to the cluster instead.
 
+    Under ``ray job submit`` variables that the job's own ``runtime_env`` sets are left out, for Ray
+    refuses to merge two that name the same ones. Workers have those from the job, as it set them.
+
     Args:
         existing: A ``runtime_env`` of yours; it is not changed, and its own variables win.
         config: Settings that are not in the environment; they win over it.
@@ -49,6 +53,8 @@ def runtime_env(
     variables[_OUTPUT] = os.path.abspath(variables.get(_OUTPUT) or NemoLensConfig().output_dir)
     if journal := variables.get(_JOURNAL):
         variables[_JOURNAL] = os.path.abspath(journal)
+    of_job = job_variables()
+    variables = {name: value for name, value in variables.items() if name not in of_job}
     merged["env_vars"] = {**variables, **own}
     return merged
 
