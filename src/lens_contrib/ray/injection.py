@@ -92,17 +92,15 @@ class Injector:
 
     def around(self, invocation: Callable[..., _Refs]) -> Callable[..., _Refs]:
         """The submission of one call, which sends the current context where there is one."""
-        kind = self._kind
-        if kind.code is not getattr(invocation, "__code__", None):
-            kind = self._look_at(invocation)
+        code, acceptance, most = kind = self._kind
+        if code is not getattr(invocation, "__code__", None):
+            _, acceptance, most = kind = self._look_at(invocation)
         if self._producer:
             return self._producing(invocation, kind)
         context, textmap, carrier = self._last
-        if context is not get_current_context() or textmap is not get_global_textmap():
-            return self._sending(invocation, kind, self._carrier())
-        _, acceptance, most = kind
-        if acceptance is not _BY_POSITION:
-            return self._sending(invocation, kind, carrier)
+        same = context is get_current_context() and textmap is get_global_textmap()
+        if not same or acceptance is not _BY_POSITION:
+            return self._sending(invocation, kind, carrier if same else self._carrier())
 
         def submit(args: Sequence[object], kwargs: Mapping[str, object] | None) -> _Refs:
             # The usual call, of a burst under one span. It is submitted while its caller waits.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final
 
 import ray
@@ -69,8 +68,10 @@ class Worker:
             # These do not change in the life of an actor; asking costs about 1 us each.
             fixed = self._ask_fixed(ray.get_runtime_context())
         attributes.update(fixed)
-        with suppress(Exception):  # private in Ray; the span is right without them
+        try:  # noqa: SIM105 - on every call, where each function that is entered counts
             attributes[RAY_TASK_ID], attributes[RAY_TASK_ATTEMPT] = current_task()
+        except Exception:  # noqa: BLE001 - private in Ray; the span is right without them
+            pass
 
     def _ask_fixed(self, context: RuntimeContext) -> Mapping[str, str]:
         fixed = {
