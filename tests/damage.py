@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lens_core.carrier import Carrier
+from lens_core.identity import DerivedMessage
 from lens_core.propagation import read_carrier
 from lens_core.testing import TransportCase, process_hop
 from lens_core.transport import Received
@@ -33,6 +35,10 @@ def _damage_inject(transport: type) -> Callable[..., Any]:
     intact = transport.inject
 
     def inject(self: Any, message: Any, carrier: Any) -> Any:
+        if isinstance(message, DerivedMessage):
+            # It has no bytes: what it says of itself is the hop whose ids both ends derive.
+            intact(self, message, carrier)
+            return replace(message, hop=message.hop._replace(sequence=message.hop.sequence ^ 1))
         return intact(self, message, flipped(carrier))
 
     return inject
@@ -76,11 +82,13 @@ def damaged(transport: type, place: str) -> Iterator[None]:
 
 
 def _cases() -> dict[str, Callable[[], TransportCase[Any]]]:
+    from tests.identity.cases import derived_case
     from tests.reference_transport import bytes_case
     from tests.torch import cases
 
     return {
         "reference": bytes_case,
+        "derived": derived_case,
         "broadcast": cases.broadcast_case,
         "packed": cases.packed_case,
         "paired": cases.paired_case,
@@ -91,10 +99,13 @@ def _cases() -> dict[str, Callable[[], TransportCase[Any]]]:
 def hop_of(name: str, place: str) -> Callable[..., Any]:
     """The hop over the verbs of a transport, each of its processes with the damage."""
     from tests.hops_gloo import broadcast_hop, ring_hop
+    from tests.identity.cases import gloo_hop
 
     here = f"tests.damage:{name}_{place}"
     if name == "reference":
         return _in_this_process_too(process_hop(here), place)
+    if name == "derived":
+        return functools.partial(gloo_hop, case=here)
     return broadcast_hop(here, 2) if name == "broadcast" else ring_hop(here, "blocking", 2)
 
 

@@ -10,7 +10,7 @@ from lens_core.testing import check, check_records, plan
 from tests import damage
 
 LAW = "true sender"
-NAMES = ["reference", "broadcast", "packed", "paired", "buffer"]
+NAMES = ["reference", "derived", "broadcast", "packed", "paired", "buffer"]
 
 
 @pytest.mark.parametrize("place", damage.PLACES)

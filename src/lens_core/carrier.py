@@ -147,6 +147,8 @@ class Carrier(Mapping[str, str]):
     @property
     def span_context(self) -> SpanContext:
         """The span context of the sender; invalid where there is none."""
+        if self.ids is not None and self._context is None and plain_w3c.is_global():
+            return _remote(self.ids)
         return trace.get_current_span(self.context()).get_span_context()
 
     def context(self) -> Context:
@@ -154,14 +156,8 @@ class Carrier(Mapping[str, str]):
         context = self._context
         if context is None:
             if self.ids is not None and plain_w3c.is_global():
-                trace_id, span_id, flags = self.ids
-                remote = SpanContext(
-                    int.from_bytes(trace_id, "big"),
-                    int.from_bytes(span_id, "big"),
-                    is_remote=True,
-                    trace_flags=TraceFlags(flags),
-                )
-                context = trace.set_span_in_context(NonRecordingSpan(remote), _NO_CONTEXT)
+                remote = NonRecordingSpan(_remote(self.ids))
+                context = trace.set_span_in_context(remote, _NO_CONTEXT)
                 self._context = context
             else:
                 context = self._parse()
@@ -241,3 +237,13 @@ class Carrier(Mapping[str, str]):
             "carrier.rejected", problem, todo="Let both ends use the same OTEL_PROPAGATORS."
         )
         return _NO_CONTEXT
+
+
+def _remote(ids: TraceIds) -> SpanContext:
+    trace_id, span_id, flags = ids
+    return SpanContext(
+        int.from_bytes(trace_id, "big"),
+        int.from_bytes(span_id, "big"),
+        is_remote=True,
+        trace_flags=TraceFlags(flags),
+    )

@@ -30,6 +30,7 @@ from lens_core.errors import ConfigError
 from lens_core.identity.derive import HopId
 from lens_core.identity.owned import start_owned_span
 from lens_core.identity.scope import StepScope, current_step
+from lens_core.identity.transports import DerivedMessage, derived_channel
 from lens_core.semconv import (
     LENS_CHUNK,
     LENS_HOP_DIRECTION,
@@ -44,6 +45,7 @@ from lens_core.spans.status import end_span, record_error
 
 __all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
 
+_NO_CONTEXT: Final = otel_context.Context()
 _ENDS: Final = ("send", "recv")
 _DIRECTIONS: Final = ("forward", "backward")
 _OPERATIONS: Final = "such as send_forward or send_forward_recv_backward"
@@ -230,7 +232,8 @@ def _parse(operation: str) -> tuple[str, str]:
 
 
 def _link(scope: StepScope, recv: HopId, side: _Side) -> Link | None:
-    if not scope.identity.includes(recv.source):
+    carrier = derived_channel(scope).arrived(DerivedMessage(None, recv)).carrier
+    if not carrier:
         diagnostics.record(
             "link.missing",
             f"rank {recv.source} starts no spans under derived ids",
@@ -242,7 +245,7 @@ def _link(scope: StepScope, recv: HopId, side: _Side) -> Link | None:
     if side[2]:
         attributes[LENS_CHUNK] = side[2]
     attributes[LENS_HOP_SEQUENCE if side[1] is None else LENS_MICROBATCH] = recv.sequence
-    return Link(scope.hop_context(recv), attributes)
+    return Link(carrier.span_context, attributes)
 
 
 def _describe(
@@ -277,7 +280,9 @@ def _open(
     links = () if link is None or confirm else (link,)
     kind = SpanKind.PRODUCER if name.startswith("send") else SpanKind.CONSUMER
     if scope is not None and scope.owned and send is not None:
-        ids = scope.hop_context(send)
+        # What leaves names the hop whose ids the sender's span has; nothing else is on it.
+        message = derived_channel(scope).outgoing(DerivedMessage(None, send), context=_NO_CONTEXT)
+        ids = scope.hop_context(message.hop)
         span, _ = start_owned_span(
             tracer, name, ids.trace_id, ids.span_id, links=links, kind=kind, attributes=attributes
         )

@@ -30,6 +30,8 @@ class StepScope:
         owned: Whether this rank's step span really has its derived ids; if not, its provider
             cannot start spans under derived ids, and hops do not try to.
         closed: Whether its block has ended.
+        channel: Over which its hops are told (:mod:`lens_core.identity.transports`), once there is
+            one.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class StepScope:
         "_lock",
         "_opened",
         "_owner_span_id",
+        "channel",
         "closed",
         "identity",
         "kind",
@@ -56,6 +59,7 @@ class StepScope:
         self.sampled = True
         self.owned = False
         self.closed = False
+        self.channel: object = None
         self._lock = threading.Lock()
         self._opened: dict[HopId | str, int] = {}
         self._hops: Deriver | None = None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 from lens_core.carrier import Carrier
 from lens_core.carrier_size import carrier_size
+from lens_core.channel import Channel
 from lens_core.diagnostics import diagnostics
 from lens_core.identity.derive import HopId
 from lens_core.identity.scope import StepScope
 from lens_core.transport import Received
 
-__all__ = ["DerivedMessage", "DerivedTransport"]
+__all__ = ["DerivedMessage", "DerivedTransport", "derived_channel"]
 
 P = TypeVar("P")
 
@@ -74,8 +75,18 @@ class DerivedTransport(Generic[P]):
         rank = source if self._source_rank is None else self._source_rank.get(source, -1)
         if not self._scope.identity.includes(rank):
             return Received(message)
-        return Received(message, Carrier({"traceparent": self._traceparent(message.hop)}))
+        sender = self._scope.hop_context(message.hop)
+        ids = (sender.trace_id.to_bytes(16, "big"), sender.span_id.to_bytes(8, "big"))
+        return Received(message, Carrier.of_ids((*ids, int(sender.trace_flags))))
 
     def _traceparent(self, hop: HopId) -> str:
         context = self._scope.hop_context(hop)
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def derived_channel(scope: StepScope) -> Channel[DerivedMessage[None]]:
+    """The channel of a step's hops, where the user moves the payload by himself."""
+    channel = scope.channel
+    if channel is None:
+        channel = scope.channel = Channel(DerivedTransport[None](scope))
+    return cast("Channel[DerivedMessage[None]]", channel)
