@@ -10,7 +10,6 @@ MOST_LINES = 250
 #: Modules that may be longer: at most :data:`MOST_EXCEPTIONS`, each with its reason.
 LONGER: dict[str, str] = {
     "lens_contrib/ray/compat.py": "a table: each private name of Ray, and what is lost without it",
-    "lens_core/identity/hops.py": "hop_span and the Hop that it yields know each other's state",
     "lens_core/identity/steps.py": "run, step and carrier share how a step's owner is found",
     "lens_core/spans/attributes.py": "cleaning and redaction walk a value once, together",
     "lens_core/spans/managed.py": "the kinds of function that trace_fn wraps, beside each other",

@@ -12,42 +12,35 @@ step, direction, ranks and microbatch; the receiver derives the same id and link
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanKind, Tracer
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, Tracer
 from opentelemetry.util.types import AttributeValue
 
+from lens_core.carrier import Carrier, TraceIds
+from lens_core.channel import Channel
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
+from lens_core.identity.current import Identity
 from lens_core.identity.derive import HopId
+from lens_core.identity.hop_end import HopEnd, hop_end, parse_operation
 from lens_core.identity.owned import start_owned_span
 from lens_core.identity.scope import StepScope, current_step
-from lens_core.identity.transports import DerivedMessage, derived_channel
-from lens_core.semconv import (
-    LENS_CHUNK,
-    LENS_HOP_DIRECTION,
-    LENS_HOP_SEQUENCE,
-    LENS_MICROBATCH,
-    LENS_OP,
-    LENS_PEER_RANK,
-)
+from lens_core.identity.transports import DerivedMessage, DerivedTransport
 from lens_core.spans.managed import span_tracer
 from lens_core.spans.start import checked_argument, start_span
 from lens_core.spans.status import end_span, record_error
 
 __all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
 
-_NO_CONTEXT: Final = otel_context.Context()
-_ENDS: Final = ("send", "recv")
-_DIRECTIONS: Final = ("forward", "backward")
+#: What a sender knows of its span before it starts; the message itself names the ids.
+_NOTHING: Final = Carrier()
 _OPERATIONS: Final = "such as send_forward or send_forward_recv_backward"
 
 
@@ -142,17 +135,20 @@ def hop_span(
         ConfigError: If ``operation`` is not one of those above.
         TypeError: If a number is not an integer.
     """
-    sends, receives = _parse(operation) if isinstance(operation, str) else ("", "")
+    sends, receives = parse_operation(operation) if isinstance(operation, str) else ("", "")
     if not sends and not receives:
         raise ConfigError("operation", operation, _OPERATIONS)
-    theirs = mine = _side(peer, microbatch, chunk)
-    if sends and receives:
-        theirs = _side(
-            peer if recv_peer is None else recv_peer,
-            microbatch if recv_microbatch is None else recv_microbatch,
-            chunk if recv_chunk is None else recv_chunk,
+    ours = theirs = None
+    if sends:
+        ours = hop_end("send", sends, peer, microbatch, chunk)
+    if receives:
+        theirs = hop_end(
+            "recv",
+            receives,
+            peer if ours is None or recv_peer is None else recv_peer,
+            microbatch if ours is None or recv_microbatch is None else recv_microbatch,
+            chunk if ours is None or recv_chunk is None else recv_chunk,
         )
-    marked: dict[str, AttributeValue] = {}
     try:
         scope = current_step()
         if scope is not None and not scope.identity.derives:
@@ -165,16 +161,24 @@ def hop_span(
                 todo="Call hop_span() inside step_span(), with a run key that all ranks share.",
             )
         else:
-            if sends:
-                send = _hop(scope, sends, mine, group, outgoing=True)
-            if receives:
-                recv = _hop(scope, receives, theirs, group, outgoing=False)
-                link = _link(scope, recv, theirs)
+            channel = scope.channel
+            if channel is None:
+                channel = scope.channel = Channel(DerivedTransport(scope))
+            if ours is not None:
+                # Not Channel.outgoing(): the context to send is that of the span yet to start.
+                send = channel.transport.inject(
+                    DerivedMessage(None, ours.hop(scope, group)), _NOTHING
+                ).hop
+            if theirs is not None:
+                recv = theirs.hop(scope, group)
+                ids = channel.arrived(DerivedMessage(None, recv)).carrier.ids
+                link = _link(scope.identity, theirs, recv, ids)
+        marked: dict[str, AttributeValue] = {}
         # What a combined call waits for is what it receives.
-        if receives:
-            _describe(marked, "recv", receives, theirs, recv)
-        else:
-            _describe(marked, "send", sends, mine, send)
+        if theirs is not None:
+            marked = theirs.span_attributes(recv)
+        elif ours is not None:
+            marked = ours.span_attributes(send)
         if attributes:
             marked.update(checked_argument("hop_span", "attributes", attributes, Mapping, {}))
         used = span_tracer.tracer if tracer is None else tracer
@@ -193,78 +197,22 @@ def hop_span(
         end_span(hop.span)
 
 
-#: Peer, microbatch and chunk of one end of a call.
-_Side = tuple[int, int | None, int]
-
-
-def _side(peer: int, microbatch: int | None, chunk: int) -> _Side:
-    """The same in plain integers, of which both ends make the same ids."""
-    number = None if microbatch is None else operator.index(microbatch)
-    return operator.index(peer), number, operator.index(chunk)
-
-
-def _hop(scope: StepScope, direction: str, side: _Side, group: str, *, outgoing: bool) -> HopId:
-    peer, microbatch, chunk = side
-    rank = scope.identity.rank
-    source, destination = (rank, peer) if outgoing else (peer, rank)
-    tag = f"{group}/{chunk}"
-    if microbatch is None:
-        counted = HopId(direction, source, destination, -1, tag)
-        return HopId(direction, source, destination, scope.count(counted), tag + "/counted")
-    hop = HopId(direction, source, destination, microbatch, tag)
-    repeat = scope.count(hop)
-    return hop if not repeat else hop._replace(repeat=repeat)
-
-
-@lru_cache(maxsize=64)
-def _parse(operation: str) -> tuple[str, str]:
-    """Directions of what is sent and of what is received; both empty where it is no operation."""
-    directions = {"send": "", "recv": ""}
-    words = operation.split("_")
-    for end, direction in zip(words[::2], words[1::2], strict=False):
-        if end not in _ENDS or direction not in _DIRECTIONS or directions[end]:
-            break
-        directions[end] = direction
-    else:
-        if len(words) in (2, 4):
-            return directions["send"], directions["recv"]
-    return "", ""
-
-
-def _link(scope: StepScope, recv: HopId, side: _Side) -> Link | None:
-    carrier = derived_channel(scope).arrived(DerivedMessage(None, recv)).carrier
-    if not carrier:
+def _link(identity: Identity, end: HopEnd, hop: HopId, ids: TraceIds | None) -> Link | None:
+    if ids is None:
         diagnostics.record(
             "link.missing",
-            f"rank {recv.source} starts no spans under derived ids",
+            f"rank {end.peer} starts no spans under derived ids",
             todo="Set up telemetry and install lens on that rank too.",
         )
         return None
-    attributes = scope.identity.peer_attributes(recv.source)
-    attributes[LENS_HOP_DIRECTION] = recv.kind
-    if side[2]:
-        attributes[LENS_CHUNK] = side[2]
-    attributes[LENS_HOP_SEQUENCE if side[1] is None else LENS_MICROBATCH] = recv.sequence
-    return Link(carrier.span_context, attributes)
-
-
-def _describe(
-    attributes: dict[str, AttributeValue],
-    operation: str,
-    direction: str,
-    side: _Side,
-    hop: HopId | None,
-) -> None:
-    peer, microbatch, chunk = side
-    attributes[LENS_OP] = operation
-    attributes[LENS_HOP_DIRECTION] = direction
-    attributes[LENS_PEER_RANK] = peer
-    if chunk:
-        attributes[LENS_CHUNK] = chunk
-    if microbatch is not None:
-        attributes[LENS_MICROBATCH] = microbatch
-    elif hop is not None:
-        attributes[LENS_HOP_SEQUENCE] = hop.sequence
+    attributes = identity.peer_attributes(end.peer)
+    attributes.update(end.link_attributes(hop))
+    # By its ids and not as text: a link needs no propagator that reads a traceparent.
+    trace_id, span_id, flags = ids
+    sender = SpanContext(
+        int.from_bytes(trace_id, "big"), int.from_bytes(span_id, "big"), True, TraceFlags(flags)
+    )
+    return Link(sender, attributes)
 
 
 def _open(
@@ -280,11 +228,9 @@ def _open(
     links = () if link is None or confirm else (link,)
     kind = SpanKind.PRODUCER if name.startswith("send") else SpanKind.CONSUMER
     if scope is not None and scope.owned and send is not None:
-        # What leaves names the hop whose ids the sender's span has; nothing else is on it.
-        message = derived_channel(scope).outgoing(DerivedMessage(None, send), context=_NO_CONTEXT)
-        ids = scope.hop_context(message.hop)
+        span_id = scope.hop_span_id(send)
         span, _ = start_owned_span(
-            tracer, name, ids.trace_id, ids.span_id, links=links, kind=kind, attributes=attributes
+            tracer, name, scope.trace_id, span_id, links=links, kind=kind, attributes=attributes
         )
     else:
         span = start_span(tracer, name, None, kind, attributes, links)

@@ -22,6 +22,8 @@ from lens_core.diagnostics import diagnostics
 from lens_core.spans.start import start_span
 
 __all__ = [
+    "SAMPLED_FLAGS",
+    "UNSAMPLED_FLAGS",
     "derived_context",
     "honours_derived_ids",
     "is_sampled",
@@ -34,8 +36,8 @@ __all__ = [
 
 # Known to opentelemetry-api from 1.40 on; older ones write flags without it.
 _RANDOM: Final = int(getattr(TraceFlags, "RANDOM_TRACE_ID", 0))
-_SAMPLED_FLAGS: Final = TraceFlags(_RANDOM | TraceFlags.SAMPLED)
-_UNSAMPLED_FLAGS: Final = TraceFlags(_RANDOM)
+SAMPLED_FLAGS: Final = TraceFlags(_RANDOM | TraceFlags.SAMPLED)
+UNSAMPLED_FLAGS: Final = TraceFlags(_RANDOM)
 #: How samplers that take every root span describe themselves.
 _ALL_ROOTS: Final = (
     "ParentBased{root:AlwaysOnSampler,",
@@ -113,7 +115,7 @@ def _samples_all(sampler: object) -> bool:
 
 def derived_context(trace_id: int, span_id: int, *, sampled: bool) -> SpanContext:
     """The context of a span that another process starts under these ids."""
-    flags = _SAMPLED_FLAGS if sampled else _UNSAMPLED_FLAGS
+    flags = SAMPLED_FLAGS if sampled else UNSAMPLED_FLAGS
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
 
 

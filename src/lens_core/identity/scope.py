@@ -10,9 +10,12 @@ from typing import Final
 
 from opentelemetry.trace import SpanContext
 
+from lens_core.carrier import TraceIds
+from lens_core.channel import Channel
 from lens_core.identity.current import Identity
 from lens_core.identity.derive import Deriver, HopId
-from lens_core.identity.owned import derived_context
+from lens_core.identity.owned import SAMPLED_FLAGS, UNSAMPLED_FLAGS, derived_context
+from lens_core.identity.transports import DerivedMessage
 
 __all__ = ["OpenSteps", "StepScope", "current_step", "open_steps"]
 
@@ -30,15 +33,15 @@ class StepScope:
         owned: Whether this rank's step span really has its derived ids; if not, its provider
             cannot start spans under derived ids, and hops do not try to.
         closed: Whether its block has ended.
-        channel: Over which its hops are told (:mod:`lens_core.identity.transports`), once there is
-            one.
+        channel: Through which both ends of each hop learn its ids; made by the first hop.
     """
 
     __slots__ = (
-        "_hops",
+        "_hop_deriver",
         "_lock",
         "_opened",
         "_owner_span_id",
+        "_trace_id_bytes",
         "channel",
         "closed",
         "identity",
@@ -56,13 +59,14 @@ class StepScope:
         self.step = step
         self.occurrence = occurrence
         self.trace_id, self._owner_span_id = identity.deriver.ids("step", kind, step, occurrence)
+        self._trace_id_bytes = self.trace_id.to_bytes(16, "big")
         self.sampled = True
         self.owned = False
         self.closed = False
-        self.channel: object = None
         self._lock = threading.Lock()
         self._opened: dict[HopId | str, int] = {}
-        self._hops: Deriver | None = None
+        self._hop_deriver: Deriver | None = None
+        self.channel: Channel[DerivedMessage[None]] | None = None
 
     def owner_context(self) -> SpanContext:
         """The context of the owner's span of the step."""
@@ -74,11 +78,16 @@ class StepScope:
 
     def hop_span_id(self, hop: HopId) -> int:
         """The id of the span under which a hop of this step is sent."""
-        hops = self._hops
+        return int.from_bytes(self.hop_ids(hop)[1], "big")
+
+    def hop_ids(self, hop: HopId) -> TraceIds:
+        """The same context as :meth:`hop_context`, as what a ``traceparent`` says."""
+        hops = self._hop_deriver
         if hops is None:
-            deriver = self.identity.deriver
-            hops = self._hops = deriver.under("hop", self.kind, self.step, self.occurrence)
-        return hops.ids(*hop)[1]
+            hops = self.identity.deriver.under("hop", self.kind, self.step, self.occurrence)
+            self._hop_deriver = hops
+        flags = SAMPLED_FLAGS if self.sampled else UNSAMPLED_FLAGS
+        return self._trace_id_bytes, hops.span_id_bytes(*hop), flags
 
     def count(self, what: HopId | str) -> int:
         """How often this was counted in this step before; both ends of a hop count alike."""
@@ -109,6 +118,7 @@ class OpenSteps:
     def end(self, scope: StepScope, token: Token[StepScope | None]) -> None:
         """A step is over, whatever else is open."""
         scope.closed = True
+        scope.channel = None  # it knows the step: a circle would keep both until it is searched for
         with suppress(ValueError):
             self._all.remove(scope)
         with suppress(ValueError):  # closed in another context, where nothing was set

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, Generic, Protocol, TypeVar
 
-from lens_core.carrier import Carrier
+from lens_core.carrier import Carrier, TraceIds
 from lens_core.carrier_size import carrier_size
-from lens_core.channel import Channel
 from lens_core.diagnostics import diagnostics
+from lens_core.identity.current import Identity
 from lens_core.identity.derive import HopId
-from lens_core.identity.scope import StepScope
 from lens_core.transport import Received
 
-__all__ = ["DerivedMessage", "DerivedTransport", "derived_channel"]
+__all__ = ["DerivedMessage", "DerivedTransport", "HopSource"]
 
 P = TypeVar("P")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as Received: one is made per hop
 class DerivedMessage(Generic[P]):
     """What the user moves, and the hop that both ends know it takes.
 
@@ -32,8 +31,24 @@ class DerivedMessage(Generic[P]):
     hop: HopId
 
 
+class HopSource(Protocol):
+    """What the ids of hops are derived from: an open step (:class:`~lens_core.identity.StepScope`).
+
+    Attributes:
+        identity: Who derives.
+    """
+
+    identity: Identity
+
+    def hop_ids(self, hop: HopId) -> TraceIds:
+        """The ids of the span under which a hop is sent."""
+
+
 class DerivedTransport(Generic[P]):
     """Gives the receiver the sender's ids with zero bytes.
+
+    Both ends of a hop ask it. The sender's span takes the ids of the hop that the message out of
+    :meth:`inject` names; the receiver's links to what :meth:`extract` gives.
 
     It cannot carry ``tracestate``, ``baggage`` or any other header, and it cannot tell whether the
     sender really started its span: that must be agreed at set-up
@@ -46,12 +61,12 @@ class DerivedTransport(Generic[P]):
 
     name: Final = "derived"
 
-    def __init__(self, scope: StepScope, source_rank: Mapping[int, int] | None = None) -> None:
+    def __init__(self, scope: HopSource, source_rank: Mapping[int, int] | None = None) -> None:
         self._scope = scope
         self._source_rank = source_rank
 
     def inject(self, message: DerivedMessage[P], carrier: Mapping[str, str]) -> DerivedMessage[P]:
-        """The same message: nothing is added.
+        """The same message: nothing is added. Its hop is the one whose ids the sender's span takes.
 
         A carrier of another span than the hop's owner is counted as ``carrier.underivable``,
         because the receiver will not get it.
@@ -59,6 +74,8 @@ class DerivedTransport(Generic[P]):
         Raises:
             CarrierError: If the carrier is not a mapping of strings to strings.
         """
+        if type(carrier) is Carrier and not carrier:  # what a sender has whose span is to start
+            return message
         carrier_size(carrier)
         traceparent = carrier.get("traceparent")
         if traceparent is not None and traceparent != self._traceparent(message.hop):
@@ -73,20 +90,10 @@ class DerivedTransport(Generic[P]):
         """The message, and the derived carrier of its sender's span."""
         source = message.hop.source
         rank = source if self._source_rank is None else self._source_rank.get(source, -1)
-        if not self._scope.identity.includes(rank):
+        scope = self._scope
+        if not scope.identity.includes(rank):
             return Received(message)
-        sender = self._scope.hop_context(message.hop)
-        ids = (sender.trace_id.to_bytes(16, "big"), sender.span_id.to_bytes(8, "big"))
-        return Received(message, Carrier.of_ids((*ids, int(sender.trace_flags))))
+        return Received(message, Carrier.of_ids(scope.hop_ids(message.hop)))
 
     def _traceparent(self, hop: HopId) -> str:
-        context = self._scope.hop_context(hop)
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-
-def derived_channel(scope: StepScope) -> Channel[DerivedMessage[None]]:
-    """The channel of a step's hops, where the user moves the payload by himself."""
-    channel = scope.channel
-    if channel is None:
-        channel = scope.channel = Channel(DerivedTransport[None](scope))
-    return cast("Channel[DerivedMessage[None]]", channel)
+        return Carrier.of_ids(self._scope.hop_ids(hop))["traceparent"]
