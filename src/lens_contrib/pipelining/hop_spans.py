@@ -11,9 +11,17 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.membership import Membership
+from lens_core.carrier import Carrier
+from lens_core.channel import Channel
 from lens_core.diagnostics import diagnostics
-from lens_core.identity import HopId, StepScope, current_identity
-from lens_core.identity.owned import start_owned_child, start_owned_span
+from lens_core.identity import (
+    DerivedMessage,
+    DerivedTransport,
+    HopId,
+    StepScope,
+    current_identity,
+)
+from lens_core.identity.owned import remote_context, start_owned_child, start_owned_span
 from lens_core.semconv import LENS_MICROBATCH, LENS_PEER_STAGE, LENS_STAGE
 from lens_core.spans.start import start_span
 
@@ -21,6 +29,8 @@ __all__ = ["HopSpans", "Place"]
 
 _SENDS: Final = {"forward": "send_forward", "backward": "send_backward"}
 _RECVS: Final = {"forward": "recv_forward", "backward": "recv_backward"}
+#: What a sender knows of its span before it starts; the message itself names the ids.
+_NOTHING: Final = Carrier()
 #: Direction (``forward`` or ``backward``), stage, microbatch.
 Place = tuple[str, int, int]
 
@@ -60,40 +70,46 @@ class HopSpans:
         self._group = group
         local = trace.get_current_span(self.context).get_span_context()
         self._in_trace = scope is not None and local.trace_id == scope.trace_id
-        self._hops: set[tuple[str, Place, int]] = set()
+        self._hops: set[tuple[str, HopId]] = set()
+        self._channel: Channel[DerivedMessage[None]] | None = None
+        if is_derived and scope is not None and scope.identity.derives:
+            rank_of = dict(enumerate(layout.rank_of))
+            self._channel = Channel(DerivedTransport(scope, source_rank=rank_of))
 
     def link(self, context: SpanContext, source: int, microbatch: int, direction: str) -> Link:
         """A link to another stage's span, with what tells them apart."""
         identity = current_identity() if self.scope is None else self.scope.identity
         return Link(context, self._layout.link_attributes(identity, source, microbatch, direction))
 
-    def _deriving(self, end: str, place: Place, peer: int) -> StepScope | None:
-        """The step that this end of a hop is derived from; ``None`` where its id is not derived.
+    def _message(self, end: str, place: Place, peer: int) -> DerivedMessage[None] | None:
+        """What this end of a hop sends or receives; ``None`` where its id is not derived.
 
         What comes once more in a run is not part of it: an id is for one span.
         """
-        scope = self.scope
-        if not self._is_derived or scope is None or not scope.identity.derives:
+        if self._channel is None:
             return None
-        hop = (end, place, peer)
-        if hop in self._hops:
+        direction, stage, microbatch = place
+        source, destination = (stage, peer) if end == "send" else (peer, stage)
+        hop = HopId(direction, source, destination, microbatch, self._group)
+        if (end, hop) in self._hops:
             return None
-        self._hops.add(hop)
-        return scope
+        self._hops.add((end, hop))
+        return DerivedMessage(None, hop)
 
     def start_send(self, place: Place, destination: int) -> Span:
         """The span of a send, under the id that its receiver derives where ids are derived."""
         direction, stage, microbatch = place
-        name, scope = _SENDS[direction], self._deriving("send", place, destination)
+        name, scope = _SENDS[direction], self.scope
         attributes = {
             LENS_STAGE: stage,
             LENS_MICROBATCH: microbatch,
             LENS_PEER_STAGE: destination,
         }
-        if scope is None or not scope.owned:
+        message = self._message("send", place, destination)
+        if message is None or scope is None or self._channel is None or not scope.owned:
             return self.start(name, SpanKind.PRODUCER, attributes, None)
-        hop = HopId(direction, stage, destination, microbatch, self._group)
-        span_id = scope.hop_span_id(hop)
+        sent = self._channel.transport.inject(message, _NOTHING)
+        span_id = scope.hop_span_id(sent.hop)
         if self._in_trace:
             return start_owned_child(
                 self._tracer, name, span_id, self.context, SpanKind.PRODUCER, attributes
@@ -143,8 +159,11 @@ class HopSpans:
 
     def _derived_link(self, place: Place, source: int) -> Link | None:
         direction, stage, microbatch = place
-        scope = self._deriving("recv", place, source)
-        if scope is None or not self._derives(scope, self._layout.rank_of[source]):
+        ids, message = None, self._message("recv", place, source)
+        is_absent = self._roll is not None and self._layout.rank_of[source] in self._roll.absent
+        if message is not None and self._channel is not None and not is_absent:
+            ids = self._channel.arrived(message).carrier.ids
+        if ids is None:
             diagnostics.record(
                 "link.missing",
                 f"stage {stage} cannot derive the id of stage {source}'s send",
@@ -152,10 +171,4 @@ class HopSpans:
                 "telemetry is set up there; a stage that no schedule drives needs hop_span().",
             )
             return None
-        hop = HopId(direction, source, stage, microbatch, self._group)
-        return self.link(scope.hop_context(hop), source, microbatch, direction)
-
-    def _derives(self, scope: StepScope, rank: int) -> bool:
-        """Whether a rank starts the spans of its sends under derived ids."""
-        is_absent = self._roll is not None and rank in self._roll.absent
-        return scope.identity.includes(rank) and not is_absent
+        return self.link(remote_context(ids), source, microbatch, direction)

@@ -19,7 +19,7 @@ from typing import Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import Carrier, TraceIds
@@ -30,7 +30,7 @@ from lens_core.errors import ConfigError
 from lens_core.identity.current import Identity
 from lens_core.identity.derive import HopId
 from lens_core.identity.hop_end import HopEnd, hop_end, parse_operation
-from lens_core.identity.owned import start_owned_span
+from lens_core.identity.owned import remote_context, start_owned_span
 from lens_core.identity.scope import StepScope, current_step
 from lens_core.identity.transports import DerivedMessage, DerivedTransport
 from lens_core.spans.managed import span_tracer
@@ -208,11 +208,7 @@ def _link(identity: Identity, end: HopEnd, hop: HopId, ids: TraceIds | None) -> 
     attributes = identity.peer_attributes(end.peer)
     attributes.update(end.link_attributes(hop))
     # By its ids and not as text: a link needs no propagator that reads a traceparent.
-    trace_id, span_id, flags = ids
-    sender = SpanContext(
-        int.from_bytes(trace_id, "big"), int.from_bytes(span_id, "big"), True, TraceFlags(flags)
-    )
-    return Link(sender, attributes)
+    return Link(remote_context(ids), attributes)
 
 
 def _open(

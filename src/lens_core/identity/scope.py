@@ -14,7 +14,7 @@ from lens_core.carrier import TraceIds
 from lens_core.channel import Channel
 from lens_core.identity.current import Identity
 from lens_core.identity.derive import Deriver, HopId
-from lens_core.identity.owned import SAMPLED_FLAGS, UNSAMPLED_FLAGS, derived_context
+from lens_core.identity.owned import SAMPLED_FLAGS, UNSAMPLED_FLAGS, derived_context, remote_context
 from lens_core.identity.transports import DerivedMessage
 
 __all__ = ["OpenSteps", "StepScope", "current_step", "open_steps"]
@@ -74,7 +74,7 @@ class StepScope:
 
     def hop_context(self, hop: HopId) -> SpanContext:
         """The context of the span under which a hop of this step is sent."""
-        return derived_context(self.trace_id, self.hop_span_id(hop), sampled=self.sampled)
+        return remote_context(self.hop_ids(hop))
 
     def hop_span_id(self, hop: HopId) -> int:
         """The id of the span under which a hop of this step is sent."""
