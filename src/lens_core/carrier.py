@@ -19,7 +19,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.global_textmap import get_global_textmap, plain_w3c
 
-__all__ = ["Carrier", "CarrierStatus", "TraceIds"]
+__all__ = ["Carrier", "CarrierStatus", "TraceIds", "remote_context"]
 
 _NO_CONTEXT: Final = Context()
 _new: Final = object.__new__
@@ -148,7 +148,7 @@ class Carrier(Mapping[str, str]):
     def span_context(self) -> SpanContext:
         """The span context of the sender; invalid where there is none."""
         if self.ids is not None and self._context is None and plain_w3c.is_global():
-            return _remote(self.ids)
+            return remote_context(self.ids)
         return trace.get_current_span(self.context()).get_span_context()
 
     def context(self) -> Context:
@@ -156,7 +156,7 @@ class Carrier(Mapping[str, str]):
         context = self._context
         if context is None:
             if self.ids is not None and plain_w3c.is_global():
-                remote = NonRecordingSpan(_remote(self.ids))
+                remote = NonRecordingSpan(remote_context(self.ids))
                 context = trace.set_span_in_context(remote, _NO_CONTEXT)
                 self._context = context
             else:
@@ -239,7 +239,8 @@ class Carrier(Mapping[str, str]):
         return _NO_CONTEXT
 
 
-def _remote(ids: TraceIds) -> SpanContext:
+def remote_context(ids: TraceIds) -> SpanContext:
+    """The context that these ids name, whatever propagators there are."""
     trace_id, span_id, flags = ids
     return SpanContext(
         int.from_bytes(trace_id, "big"),

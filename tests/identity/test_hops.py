@@ -1,12 +1,17 @@
 """hop_span: the receiver links to exactly the sender's span, and to none where it cannot know."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
+from opentelemetry import propagate
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.propagators.composite import CompositePropagator
 
 from lens_core.diagnostics import diagnostics
 from lens_core.errors import ConfigError
-from lens_core.identity import HopId, MeshCoordinates, hop_span, step_span
+from lens_core.identity import HopId, MeshCoordinates, StepScope, hop_span, step_span
 from lens_core.semconv import LENS_CHUNK, LENS_MICROBATCH, LENS_PEER_RANK
 from lens_core.telemetry.ids import PrivateIdGenerator
 from tests.core.recording import Recording
@@ -101,6 +106,32 @@ def test_outside_a_step_there_is_a_span_and_no_link(recording):
         pass
     assert _linked(recording.only()) == []
     assert diagnostics.count("link.missing") == before + 1
+
+
+@pytest.mark.parametrize("propagator", [W3CBaggagePropagator(), CompositePropagator([])])
+def test_a_link_needs_no_propagator_that_reads_a_traceparent(propagator):
+    counts, textmap = diagnostics.counts(), propagate.get_global_textmap()
+    propagate.set_global_textmap(propagator)
+    try:
+        (send,) = _run(0, [("send_forward", {"peer": 1, "microbatch": 0})])
+        (recv,) = _run(1, [("recv_forward", {"peer": 0, "microbatch": 0})])
+    finally:
+        propagate.set_global_textmap(textmap)
+    assert [link.context.span_id for link in recv.links] == [send.context.span_id]
+    assert diagnostics.counts() == counts
+
+
+def test_a_step_with_hops_is_gone_when_it_has_ended():
+    """Not only when the garbage collector searches for circles, in the middle of some step."""
+    gc.collect()
+    before = sum(type(thing) is StepScope for thing in gc.get_objects())
+    gc.disable()
+    try:
+        for _ in range(3):
+            _run(1, [("send_forward_recv_backward", {"peer": 0, "microbatch": 0})])
+        assert sum(type(thing) is StepScope for thing in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_the_peer_s_coordinates_are_on_the_link():

@@ -11,7 +11,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.membership import Membership
-from lens_core.carrier import Carrier
+from lens_core.carrier import Carrier, remote_context
 from lens_core.channel import Channel
 from lens_core.diagnostics import diagnostics
 from lens_core.identity import (
@@ -21,7 +21,7 @@ from lens_core.identity import (
     StepScope,
     current_identity,
 )
-from lens_core.identity.owned import remote_context, start_owned_child, start_owned_span
+from lens_core.identity.owned import start_owned_child, start_owned_span
 from lens_core.semconv import LENS_MICROBATCH, LENS_PEER_STAGE, LENS_STAGE
 from lens_core.spans.start import start_span
 

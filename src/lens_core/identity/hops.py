@@ -22,7 +22,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.carrier import Carrier, TraceIds
+from lens_core.carrier import Carrier, TraceIds, remote_context
 from lens_core.channel import Channel
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
@@ -30,8 +30,8 @@ from lens_core.errors import ConfigError
 from lens_core.identity.current import Identity
 from lens_core.identity.derive import HopId
 from lens_core.identity.hop_end import HopEnd, hop_end, parse_operation
-from lens_core.identity.owned import remote_context, start_owned_span
-from lens_core.identity.scope import StepScope, current_step
+from lens_core.identity.owned import start_owned_span
+from lens_core.identity.scope import current_step
 from lens_core.identity.transports import DerivedMessage, DerivedTransport
 from lens_core.spans.managed import span_tracer
 from lens_core.spans.start import checked_argument, start_span
@@ -179,10 +179,26 @@ def hop_span(
             marked = theirs.span_attributes(recv)
         elif ours is not None:
             marked = ours.span_attributes(send)
+        is_ours = not attributes
         if attributes:
             marked.update(checked_argument("hop_span", "attributes", attributes, Mapping, {}))
         used = span_tracer.tracer if tracer is None else tracer
-        hop = _open(used, operation, scope, send, recv, link, confirm, marked)
+        kind = SpanKind.PRODUCER if operation.startswith("send") else SpanKind.CONSUMER
+        links = () if link is None or confirm else (link,)
+        if scope is not None and scope.owned and send is not None:
+            span, _ = start_owned_span(
+                used,
+                operation,
+                scope.trace_id,
+                scope.hop_span_id(send),
+                links=links,
+                kind=kind,
+                attributes=marked,
+                ours=is_ours,
+            )
+        else:
+            span = start_span(used, operation, None, kind, marked, links, ours=is_ours)
+        hop = Hop(span, send, recv, link if confirm else None)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
         diagnostics.record("span.failed", describe(error))
         hop = Hop(trace.INVALID_SPAN)
@@ -209,25 +225,3 @@ def _link(identity: Identity, end: HopEnd, hop: HopId, ids: TraceIds | None) -> 
     attributes.update(end.link_attributes(hop))
     # By its ids and not as text: a link needs no propagator that reads a traceparent.
     return Link(remote_context(ids), attributes)
-
-
-def _open(
-    tracer: Tracer,
-    name: str,
-    scope: StepScope | None,
-    send: HopId | None,
-    recv: HopId | None,
-    link: Link | None,
-    confirm: bool,
-    attributes: dict[str, AttributeValue],
-) -> Hop:
-    links = () if link is None or confirm else (link,)
-    kind = SpanKind.PRODUCER if name.startswith("send") else SpanKind.CONSUMER
-    if scope is not None and scope.owned and send is not None:
-        span_id = scope.hop_span_id(send)
-        span, _ = start_owned_span(
-            tracer, name, scope.trace_id, span_id, links=links, kind=kind, attributes=attributes
-        )
-    else:
-        span = start_span(tracer, name, None, kind, attributes, links)
-    return Hop(span, send, recv, link if confirm else None)

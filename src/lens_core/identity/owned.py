@@ -18,7 +18,6 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.carrier import TraceIds
 from lens_core.diagnostics import diagnostics
 from lens_core.spans.start import start_span
 
@@ -28,7 +27,6 @@ __all__ = [
     "derived_context",
     "honours_derived_ids",
     "is_sampled",
-    "remote_context",
     "start_owned_child",
     "start_owned_span",
     "starting_owned_span",
@@ -119,17 +117,6 @@ def derived_context(trace_id: int, span_id: int, *, sampled: bool) -> SpanContex
     """The context of a span that another process starts under these ids."""
     flags = SAMPLED_FLAGS if sampled else UNSAMPLED_FLAGS
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
-
-
-def remote_context(ids: TraceIds) -> SpanContext:
-    """The context that a carrier's ids name, of which no text needs to be read."""
-    trace_id, span_id, flags = ids
-    return SpanContext(
-        int.from_bytes(trace_id, "big"),
-        int.from_bytes(span_id, "big"),
-        is_remote=True,
-        trace_flags=TraceFlags(flags),
-    )
 
 
 def start_owned_span(

@@ -10,11 +10,11 @@ from typing import Final
 
 from opentelemetry.trace import SpanContext
 
-from lens_core.carrier import TraceIds
+from lens_core.carrier import TraceIds, remote_context
 from lens_core.channel import Channel
 from lens_core.identity.current import Identity
 from lens_core.identity.derive import Deriver, HopId
-from lens_core.identity.owned import SAMPLED_FLAGS, UNSAMPLED_FLAGS, derived_context, remote_context
+from lens_core.identity.owned import SAMPLED_FLAGS, UNSAMPLED_FLAGS, derived_context
 from lens_core.identity.transports import DerivedMessage
 
 __all__ = ["OpenSteps", "StepScope", "current_step", "open_steps"]
