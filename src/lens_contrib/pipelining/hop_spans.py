@@ -75,6 +75,10 @@ class HopSpans:
         if is_derived and scope is not None and scope.identity.derives:
             rank_of = dict(enumerate(layout.rank_of))
             self._channel = Channel(DerivedTransport(scope, source_rank=rank_of))
+        identity = current_identity() if scope is None else scope.identity
+        self._has_hops = identity.emits(identity.rank, "communication")
+        #: Whether computations of microbatches have spans on this rank.
+        self.has_computations: Final = identity.emits(identity.rank, "microbatch")
 
     def link(self, context: SpanContext, source: int, microbatch: int, direction: str) -> Link:
         """A link to another stage's span, with what tells them apart."""
@@ -98,6 +102,8 @@ class HopSpans:
 
     def start_send(self, place: Place, destination: int) -> Span:
         """The span of a send, under the id that its receiver derives where ids are derived."""
+        if not self._has_hops:
+            return trace.INVALID_SPAN
         direction, stage, microbatch = place
         name, scope = _SENDS[direction], self.scope
         attributes = {
@@ -128,10 +134,19 @@ class HopSpans:
 
     def start_recv(self, place: Place, source: int) -> Span:
         """The span of a receive, linked to the send that it is of where that can be derived."""
+        if not self._has_hops:
+            return trace.INVALID_SPAN
         direction, stage, microbatch = place
         link = self._derived_link(place, source) if self._is_derived else None
         attributes = {LENS_STAGE: stage, LENS_MICROBATCH: microbatch, LENS_PEER_STAGE: source}
         return self.start(_RECVS[direction], SpanKind.CONSUMER, attributes, link)
+
+    def start_computation(self, name: str, place: Place, link: Link | None) -> Span:
+        """The span of a computation, or what stands for it where there is to be none."""
+        if not self.has_computations:
+            return trace.NonRecordingSpan(trace.get_current_span(self.context).get_span_context())
+        attributes = {LENS_STAGE: place[1], LENS_MICROBATCH: place[2]}
+        return self.start(name, SpanKind.INTERNAL, attributes, link)
 
     def start(
         self, name: str, kind: SpanKind, attributes: Mapping[str, int], link: Link | None
@@ -160,7 +175,10 @@ class HopSpans:
     def _derived_link(self, place: Place, source: int) -> Link | None:
         direction, stage, microbatch = place
         ids, message = None, self._message("recv", place, source)
-        is_absent = self._roll is not None and self._layout.rank_of[source] in self._roll.absent
+        rank, scope = self._layout.rank_of[source], self.scope
+        if scope is not None and not scope.identity.emits(rank, "communication"):
+            return None  # it has no such span: that is what its groups are set to
+        is_absent = self._roll is not None and rank in self._roll.absent
         if message is not None and self._channel is not None and not is_absent:
             ids = self._channel.arrived(message).carrier.ids
         if ids is None:

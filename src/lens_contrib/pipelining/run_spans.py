@@ -9,7 +9,7 @@ from typing import Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanKind, Tracer
+from opentelemetry.trace import Link, Span, Tracer
 
 from lens_contrib.pipelining.guarded import guarded
 from lens_contrib.pipelining.hop_spans import HopSpans, Place
@@ -18,7 +18,7 @@ from lens_contrib.pipelining.membership import Membership
 from lens_contrib.pipelining.wire_links import Wire
 from lens_core.errors import MissingExtraError
 from lens_core.identity import StepScope
-from lens_core.semconv import LENS_CARRIER, LENS_MICROBATCH, LENS_STAGE
+from lens_core.semconv import LENS_CARRIER
 
 try:
     import torch
@@ -108,9 +108,9 @@ class RunSpans:
         for record in self._receiving.pop(place, ()):
             guarded(self._arrived, record)
         link = self._local.pop(place, None)
-        attributes = {LENS_STAGE: place[1], LENS_MICROBATCH: place[2]}
-        span = self.hops.start(name, SpanKind.INTERNAL, attributes, link)
-        self._computed[place] = span
+        span = self.hops.start_computation(name, place, link)
+        if self.hops.has_computations:
+            self._computed[place] = span
         return span
 
     def handed_over(self, source: int, destination: Place) -> None:

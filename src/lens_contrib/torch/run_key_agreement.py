@@ -37,6 +37,7 @@ from lens_core.identity import (
 )
 from lens_core.identity.owned import honours_derived_ids
 from lens_core.identity.run import run_attempt
+from lens_core.spans.groups import OWN_GROUPS, span_groups
 
 try:
     import torch.distributed as dist
@@ -45,6 +46,8 @@ except ImportError as error:
 
 __all__ = ["agree_run_key"]
 
+#: Before the name of a span group, in a verdict: the ranks on which it is off.
+_SILENT: Final = "silent "
 #: Agreements of this process so far: a topic is used once, all ranks count alike.
 _agreements: Final = itertools.count()
 
@@ -66,7 +69,9 @@ def agree_run_key(
     What is agreed too is who takes part: a rank whose tracer cannot start spans under derived ids
     (telemetry disabled there, or a provider with a generator of its own) is known to the others,
     which then make no links to it. So is one whose sampler takes no span, where others' take some;
-    samplers that differ are counted, as ``identity.sampler_differs``.
+    samplers that differ are counted, as ``identity.sampler_differs``. And so is a rank on which a
+    group of this library's own spans is off (:data:`~lens_core.spans.groups.OWN_GROUPS`): what is
+    on at this call holds for these spans, and for links to them, until the next one.
 
     A rank that gets no verdict by the deadline says so loudly (``identity.random``), uses random
     ids from then on and marks its spans ``lens.identity = random``. It does not raise and does not
@@ -90,6 +95,7 @@ def agree_run_key(
     attempt = run_attempt(os.environ)
     proposed = _proposal(rank, attempt)
     participants: frozenset[int] | None
+    silent: dict[str, list[int]] | None
     try:
         connection = group_store(timeout_s=timeout_s) if store is None else store
         verdict = agree(
@@ -97,11 +103,16 @@ def agree_run_key(
             f"run_key/{attempt}/{next(_agreements)}",
             rank=rank,
             world_size=world_size,
-            report={"derives": honours_derived_ids(used), "sampler": _sampler(used)},
+            report={
+                "derives": honours_derived_ids(used),
+                "sampler": _sampler(used),
+                "off": ",".join(sorted(span_groups.removed & OWN_GROUPS)),
+            },
             judge=lambda reports: _judge(proposed, reports),
             timeout_s=timeout_s,
         )
         key, participants = _read(verdict, attempt, rank)
+        silent = _read_silent(verdict)
         _tell_samplers(verdict)
     except LensError as error:
         diagnostics.record(
@@ -109,8 +120,15 @@ def agree_run_key(
             f"{error}; this rank uses random ids from now on, and its spans say so",
             todo="Call agree_run_key() on every rank, at the same point of the program.",
         )
-        key, participants = random_run_key(attempt=attempt), None
-    identity = Identity(key, rank=rank, owner_rank=owner_rank, participants=participants, mesh=mesh)
+        key, participants, silent = random_run_key(attempt=attempt), None, None
+    identity = Identity(
+        key,
+        rank=rank,
+        owner_rank=owner_rank,
+        participants=participants,
+        mesh=mesh,
+        silent=silent,
+    )
     install_identity(identity)
     if participants is not None and len(participants) < world_size:
         missing = sorted(set(range(world_size)) - participants)
@@ -155,8 +173,20 @@ def _judge(key: RunKey, reports: Mapping[int, Facts]) -> Facts:
         "present": sorted(reports),
         # Where no rank takes spans, none is missing.
         "deriving": taking or deriving,
+        **{_SILENT + group: _ranks_without(group, reports) for group in sorted(OWN_GROUPS)},
         "other samplers": [r for r in deriving if samplers[r] != samplers[deriving[0]]],
     }
+
+
+def _ranks_without(group: str, reports: Mapping[int, Facts]) -> list[int]:
+    """The ranks that have switched a group of the library's own spans off."""
+    return [rank for rank, report in reports.items() if group in str(report.get("off")).split(",")]
+
+
+def _read_silent(verdict: Facts) -> dict[str, list[int]]:
+    """On which ranks which groups of the library's own spans are off."""
+    named = {group: verdict.get(_SILENT + group) for group in OWN_GROUPS}
+    return {group: list(ranks) for group, ranks in named.items() if isinstance(ranks, list)}
 
 
 def _sampler(tracer: Tracer) -> str:

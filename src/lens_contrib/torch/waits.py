@@ -25,6 +25,7 @@ from lens_core.semconv import (
     LENS_PEER_RANK,
     LENS_SEQUENCE,
 )
+from lens_core.spans.groups import span_groups
 
 try:
     import torch.distributed as dist
@@ -83,6 +84,9 @@ def waiting(
     Yields:
         The span. An exception of the block is recorded on it and propagates.
     """
+    if "communication" in span_groups.removed:
+        yield trace.INVALID_SPAN
+        return
     attributes: dict[str, AttributeValue] = {LENS_OP: op}
     member = member_group(group)
     if member is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +19,7 @@ from lens_core.identity.mesh import MeshCoordinates
 from lens_core.identity.occurrences import Occurrences
 from lens_core.identity.run_key import RunKey, random_run_key, run_key_from_environment
 from lens_core.semconv import LENS_PEER_RANK
+from lens_core.spans.groups import OWN_GROUPS, span_groups
 from lens_core.whole_number import whole_number
 
 __all__ = [
@@ -41,6 +42,9 @@ class Identity:
         participants: Ranks that derive ids and start spans under them; ``None``: all. A rank that
             is not among them gets no links, because the spans would not exist.
         mesh: Coordinates of the ranks; put on links where given.
+        silent: Span group to the ranks on which it is off, as the ranks told each other; ``None``:
+            all ranks have the groups of this one. What holds is what is on when this is made, also
+            where groups are switched later: a link must not lead to a span that is not there.
 
     Raises:
         TypeError: If a rank is not an integer.
@@ -54,6 +58,7 @@ class Identity:
         owner_rank: int = 0,
         participants: Iterable[int] | None = None,
         mesh: MeshCoordinates | None = None,
+        silent: Mapping[str, Iterable[int]] | None = None,
     ) -> None:
         self.key: Final = key
         #: Whether the ranks agreed on the key, so that ids can be derived.
@@ -66,6 +71,8 @@ class Identity:
         )
         self.mesh: Final = mesh
         self.deriver: Final = Deriver(key)
+        self._off = None if silent is not None else span_groups.removed & OWN_GROUPS
+        self._silent = {group: frozenset(ranks) for group, ranks in (silent or {}).items()}
         self._peers: dict[int, dict[str, AttributeValue]] = {}
         self._lock = threading.Lock()
         self._steps: dict[str, Occurrences] = {}
@@ -73,6 +80,12 @@ class Identity:
     def includes(self, rank: int) -> bool:
         """Whether a rank starts its spans under derived ids."""
         return self.derives and (self.participants is None or rank in self.participants)
+
+    def emits(self, rank: int, group: str) -> bool:
+        """Whether a rank has this group of the library's own spans on."""
+        if self._off is not None:
+            return group not in self._off
+        return rank not in self._silent.get(group, ())
 
     def peer_attributes(self, peer: int) -> dict[str, AttributeValue]:
         """Attributes of a link to a span of this peer: its rank, and its coordinates if known."""

@@ -31,14 +31,17 @@ from lens_core.identity.current import Identity
 from lens_core.identity.derive import HopId
 from lens_core.identity.hop_end import HopEnd, hop_end, parse_operation
 from lens_core.identity.owned import start_owned_span
-from lens_core.identity.scope import current_step
+from lens_core.identity.scope import StepScope, current_step
 from lens_core.identity.transports import DerivedMessage, DerivedTransport
+from lens_core.spans.groups import span_groups
 from lens_core.spans.managed import span_tracer
 from lens_core.spans.start import checked_argument, start_span
 from lens_core.spans.status import end_span, record_error
 
 __all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
 
+#: The span group of hops.
+HOP_GROUP: Final = "communication"
 #: What a sender knows of its span before it starts; the message itself names the ids.
 _NOTHING: Final = Carrier()
 _OPERATIONS: Final = "such as send_forward or send_forward_recv_backward"
@@ -69,6 +72,8 @@ class Hop:
         Returns:
             Whether the numbers agree.
         """
+        if self.send is None and self.recv is None:
+            return False  # the group is off: nothing is counted and nothing linked
         expected = None if self.recv is None else self.recv.sequence
         if sequence != expected:
             record_sequence_mismatch(expected, sequence)
@@ -149,8 +154,11 @@ def hop_span(
             microbatch if ours is None or recv_microbatch is None else recv_microbatch,
             chunk if ours is None or recv_chunk is None else recv_chunk,
         )
+    scope = current_step()
+    if _is_off(scope):
+        yield Hop(trace.NonRecordingSpan(trace.get_current_span().get_span_context()))
+        return
     try:
-        scope = current_step()
         if scope is not None and not scope.identity.derives:
             scope = None
         send = recv = link = None
@@ -185,12 +193,16 @@ def hop_span(
         used = span_tracer.tracer if tracer is None else tracer
         kind = SpanKind.PRODUCER if operation.startswith("send") else SpanKind.CONSUMER
         links = () if link is None or confirm else (link,)
-        if scope is not None and scope.owned and send is not None:
+        # Where steps are off, what is received is in the trace of the step all the same.
+        in_step = send is not None or (
+            scope is not None and not scope.identity.emits(scope.identity.rank, "step")
+        )
+        if scope is not None and scope.owned and in_step:
             span, _ = start_owned_span(
                 used,
                 operation,
                 scope.trace_id,
-                scope.hop_span_id(send),
+                0 if send is None else scope.hop_span_id(send),
                 links=links,
                 kind=kind,
                 attributes=marked,
@@ -213,7 +225,16 @@ def hop_span(
         end_span(hop.span)
 
 
+def _is_off(scope: StepScope | None) -> bool:
+    """Whether this rank makes no spans of hops: as the ranks agreed, inside a step."""
+    if scope is None:
+        return HOP_GROUP in span_groups.removed
+    return not scope.identity.emits(scope.identity.rank, HOP_GROUP)
+
+
 def _link(identity: Identity, end: HopEnd, hop: HopId, ids: TraceIds | None) -> Link | None:
+    if not identity.emits(end.peer, HOP_GROUP):
+        return None  # it has no such span: that is what its groups are set to
     if ids is None:
         diagnostics.record(
             "link.missing",

@@ -25,7 +25,7 @@ from lens_core.channel import Relation
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.identity.current import Identity, current_identity
-from lens_core.identity.owned import is_sampled, start_owned_span
+from lens_core.identity.owned import honours_derived_ids, is_sampled, start_owned_span
 from lens_core.identity.scope import StepScope, current_step, open_steps
 from lens_core.propagation import current_carrier
 from lens_core.semconv import DL_ITERATION, LENS_IDENTITY
@@ -38,6 +38,8 @@ __all__ = ["run_span", "step_carrier", "step_span"]
 _RUN: Final = "run"
 
 
+#: The span group of steps and of the run.
+STEP_GROUP: Final = "step"
 #: Identities whose run span this process has open, with the span's context.
 _run_spans: Final[ContextVar[tuple[Identity, SpanContext] | None]] = ContextVar(
     "lens_run_span", default=None
@@ -214,7 +216,7 @@ def step_carrier(
     """
     step = operator.index(step)
     who = current_identity() if identity is None else identity
-    if not who.includes(who.owner_rank):
+    if not (who.includes(who.owner_rank) and who.emits(who.owner_rank, STEP_GROUP)):
         return Carrier()
     scope = current_step()
     if scope is None or (scope.identity, scope.kind, scope.step) != (who, kind, step):
@@ -237,10 +239,20 @@ def _start(
     attributes: dict[str, AttributeValue],
 ) -> Span:
     try:
+        if not scope.identity.emits(scope.identity.rank, STEP_GROUP):
+            return _start_nothing(scope, tracer, name)
         return _start_step(scope, tracer, name, relation, attributes)
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
         diagnostics.record("span.failed", describe(error))
         return trace.INVALID_SPAN
+
+
+def _start_nothing(scope: StepScope, tracer: Tracer, name: str) -> Span:
+    """Where the group is off: no span, but the step is open, and its hops have derived ids."""
+    if scope.identity.derives:
+        scope.sampled = is_sampled(tracer, scope.trace_id, name)
+        scope.owned = honours_derived_ids(tracer)
+    return trace.NonRecordingSpan(trace.get_current_span().get_span_context())
 
 
 def _start_step(
@@ -269,7 +281,9 @@ def _start_step(
         span_id = owner.span_id
     else:
         span_id = 0  # nobody refers to it: any will do, in the trace of the step
-        if not who.includes(who.owner_rank):
+        if not who.emits(who.owner_rank, STEP_GROUP):
+            pass  # it has no such span: that is what its groups are set to
+        elif not who.includes(who.owner_rank):
             diagnostics.record(
                 "link.missing",
                 f"the owner, rank {who.owner_rank}, starts no spans under derived ids",

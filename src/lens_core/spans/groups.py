@@ -18,6 +18,7 @@ from lens_core.diagnostics import diagnostics
 __all__ = [
     "BUILT_IN_GROUPS",
     "BUILT_IN_PRESETS",
+    "OWN_GROUPS",
     "Resolved",
     "SpanGroupSwitch",
     "SpanRegistry",
@@ -40,6 +41,9 @@ BUILT_IN_GROUPS: Final = _PER_STEP | {"communication", "microbatch", "data_loadi
 BUILT_IN_PRESETS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {"default": _DEFAULT, "per_step": _PER_STEP}
 )
+#: Groups of this library's own spans: those of steps and runs, of hops and waits, and of the
+#: computations of a pipeline. They are on unless a spec removes them by name (``-communication``).
+OWN_GROUPS: Final = frozenset({"step", "communication", "microbatch"})
 _BUILT_IN: Final = "lens"
 _ALL: Final = "all"
 
@@ -51,10 +55,12 @@ class Resolved:
     Attributes:
         groups: The groups that it selects.
         unknown: Names in it that nobody registered.
+        removed: The groups that it removes by name, and does not select after that.
     """
 
     groups: frozenset[str]
     unknown: tuple[str, ...]
+    removed: frozenset[str] = frozenset()
 
 
 class SpanRegistry:
@@ -151,6 +157,7 @@ class SpanRegistry:
         names = spec.split(",") if isinstance(spec, str) else list(spec)
         groups, presets = self.groups(), self.presets()
         selected: set[str] = set()
+        removed: set[str] = set()
         unknown: list[str] = []
         for raw in names:
             name = raw.strip()
@@ -166,7 +173,8 @@ class SpanRegistry:
                 unknown.append(name)
                 continue
             selected = selected - members if removes else selected | members
-        return Resolved(frozenset(selected), tuple(unknown))
+            removed = removed | members if removes else removed - members
+        return Resolved(frozenset(selected), tuple(unknown), frozenset(removed))
 
 
 class SpanGroupSwitch:
@@ -174,13 +182,15 @@ class SpanGroupSwitch:
 
     Attributes:
         enabled: Read by every site, so it is a plain attribute; set it through :meth:`set`.
+        removed: The groups that the spec removes by name: of :data:`OWN_GROUPS` these are off.
     """
 
-    __slots__ = ("_spec", "enabled", "registry")
+    __slots__ = ("_spec", "enabled", "registry", "removed")
 
     def __init__(self, registry: SpanRegistry) -> None:
         self.registry = registry
         self.enabled: frozenset[str] = frozenset()
+        self.removed: frozenset[str] = frozenset()
         self._spec: str | tuple[str, ...] = ""
         # A library may be imported, and register its groups, after telemetry was set up.
         registry.follow(self._resolve_again)
@@ -205,10 +215,12 @@ class SpanGroupSwitch:
             )
         self._spec = spec
         before, self.enabled = self.enabled, resolved.groups
+        self.removed = resolved.removed
         return before
 
     def _resolve_again(self) -> None:
-        self.enabled = self.registry.resolve(self._spec).groups
+        resolved = self.registry.resolve(self._spec)
+        self.enabled, self.removed = resolved.groups, resolved.removed
 
 
 #: The groups and presets of this process.
