@@ -218,6 +218,10 @@ class SpanGroupSwitch:
         self.removed = resolved.removed
         return before
 
+    def __reduce__(self) -> str:
+        # What travels by value with a decorated function finds the switch of the process it is in.
+        return "span_groups"
+
     def _resolve_again(self) -> None:
         resolved = self.registry.resolve(self._spec)
         self.enabled, self.removed = resolved.groups, resolved.removed

@@ -17,7 +17,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import AbstractContextManager
-from contextvars import Token, copy_context
+from contextvars import Context, Token, copy_context
 from types import TracebackType
 from typing import Final, ParamSpec, TypeVar, cast
 
@@ -187,7 +187,8 @@ def trace_fn(
     Args:
         group: The span's group.
         name: Name of the span; the function's qualified name if not given.
-        tracer: Tracer that starts it; that of this library if not given.
+        tracer: Tracer that starts it; that of this library if not given, and in another process
+            to which the function travels (Ray, joblib, a process pool).
         **attributes: Attributes of the span.
     """
 
@@ -224,16 +225,28 @@ def with_current_context(function: Callable[P, R]) -> Callable[P, R]:
 
     A thread pool starts its threads with an empty context, so spans there would be new roots:
     ``pool.map(with_current_context(load), shards)`` makes them children. Safe to call from many
-    threads at once.
+    threads at once. In another process, to which it is sent, it runs with an empty context.
     """
-    captured = copy_context()
+    captured = _Captured(copy_context())
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # A context can be entered once at a time, so each call has its own.
-        return captured.copy().run(function, *args, **kwargs)
+        return captured.context.copy().run(function, *args, **kwargs)
 
     return call
+
+
+class _Captured:
+    """A context of this process; in another one, to which a function travelled, an empty one."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, context: Context | None = None) -> None:
+        self.context = Context() if context is None else context
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Captured, ()
 
 
 class _Site:
@@ -248,6 +261,10 @@ class _Site:
         self.title = title
         self.tracer = tracer
         self.attributes = attributes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A tracer belongs to the provider of its process: elsewhere it is this library's.
+        return _Site, (self.group, self.title, None, self.attributes)
 
     def is_on(self) -> bool:
         return self.group in span_groups.enabled
