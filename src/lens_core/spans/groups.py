@@ -219,8 +219,7 @@ class SpanGroupSwitch:
         return before
 
     def __reduce__(self) -> str:
-        # What travels by value with a decorated function finds the switch of the process it is in.
-        return "span_groups"
+        return "span_groups"  # a function that travels by value finds the switch of its process
 
     def _resolve_again(self) -> None:
         resolved = self.registry.resolve(self._spec)
