@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from benchmarks.ratios import Report, interleave
 from lens_core import NemoLensConfig, managed_span, setup_telemetry, trace_fn
-from lens_core.spans.groups import span_groups
+from lens_core.spans.switch import span_groups
 
 CALLS = 20_000
 SPANS = 200

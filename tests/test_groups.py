@@ -1,10 +1,13 @@
 """Span groups: registry, specs, switching in a live process and from outside."""
 
+import logging
+
 import pytest
 
-from lens_core import enabled_span_groups, set_enabled_span_groups
+from lens_core import enabled_span_groups, managed_span, set_enabled_span_groups, trace_fn
 from lens_core.diagnostics import diagnostics
-from lens_core.spans.groups import SpanGroupSwitch, SpanRegistry, span_groups
+from lens_core.spans.groups import SpanRegistry
+from lens_core.spans.switch import SpanGroupSwitch, span_groups
 from lens_core.telemetry.group_file import GroupFileWatch, write_group_file
 
 DEFAULT = {"job", "checkpoint", "evaluate"}
@@ -117,3 +120,34 @@ def test_a_library_that_registers_later(caplog):
     assert switch.enabled == frozenset()
     assert switch.set(before) == frozenset()
     assert "layer" in switch.enabled
+
+
+@pytest.mark.parametrize("spec", ["", "all"])
+def test_a_site_of_an_unknown_group_is_named_once(spec, caplog):
+    """Also with all groups on: what makes no spans must not do so without a word."""
+    before = set_enabled_span_groups(spec)
+    try:
+        with caplog.at_level(logging.WARNING, logger="lens_core"):
+            for _ in range(3):
+                with managed_span(f"forwrd{spec}", "x") as span:
+                    assert span is None
+
+                @trace_fn(f"comunication{spec}")
+                def work():
+                    return 1
+
+                assert work() == 1
+    finally:
+        set_enabled_span_groups(before)
+    named = [record.getMessage() for record in caplog.records]
+    assert len(named) == 2
+    assert f"'forwrd{spec}'" in named[0]
+    assert f"'comunication{spec}'" in named[1]
+
+
+def test_a_group_that_is_registered_later_is_known(caplog):
+    registry = SpanRegistry()
+    switch = SpanGroupSwitch(registry)
+    assert "late" not in switch.known
+    registry.register("lib", ["late"])
+    assert "late" in switch.known

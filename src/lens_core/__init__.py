@@ -15,19 +15,18 @@ from lens_core.errors import LensError
 from lens_core.links import add_carrier_link, create_linked_span, linked_span
 from lens_core.propagation import attach_carrier, current_carrier, extract_context, inject_context
 from lens_core.spans.attributes import redact_value, safe_set_span_attributes
-from lens_core.spans.groups import (
-    SpanRegistry,
-    enabled_span_groups,
-    is_span_group_enabled,
-    set_enabled_span_groups,
-    span_registry,
-)
+from lens_core.spans.groups import SpanRegistry, span_registry
 from lens_core.spans.managed import (
     managed_span,
     span_attributes,
     span_cm,
     trace_fn,
     with_current_context,
+)
+from lens_core.spans.switch import (
+    enabled_span_groups,
+    is_span_group_enabled,
+    set_enabled_span_groups,
 )
 from lens_core.state import get_pp_trace_carrier, set_pp_trace_carrier
 from lens_core.transport import Received, Transport

@@ -83,6 +83,7 @@ KINDS: Final[dict[str, Kind]] = {
         "ours",
     ),
     "groups.not_live": Kind("Live span groups were asked for, and their file cannot be watched."),
+    "groups.unknown_site": Kind("A site's span group is one that nobody registered."),
     "groups.unknown": Kind("A span group or preset that was asked for is not registered."),
     "hop.sequence_mismatch": Kind(
         "A frame says that it belongs to another message than the derived link: the link is left "

@@ -9,7 +9,7 @@ from lens_contrib.torch import agree_run_key, waiting
 from lens_core import set_enabled_span_groups
 from lens_core.diagnostics import diagnostics
 from lens_core.identity import hop_span, run_span, step_carrier, step_span
-from lens_core.spans.groups import span_groups
+from lens_core.spans.switch import span_groups
 from tests.gloo import run_ranks
 from tests.identity.rank_programs import recording_here, told
 from tests.pipelining import programs

@@ -37,7 +37,8 @@ from lens_core.identity import (
 )
 from lens_core.identity.owned import honours_derived_ids
 from lens_core.identity.run import run_attempt
-from lens_core.spans.groups import OWN_GROUPS, span_groups
+from lens_core.spans.groups import OWN_GROUPS
+from lens_core.spans.switch import span_groups
 
 try:
     import torch.distributed as dist

@@ -25,7 +25,7 @@ from lens_core.semconv import (
     LENS_PEER_RANK,
     LENS_SEQUENCE,
 )
-from lens_core.spans.groups import span_groups
+from lens_core.spans.switch import span_groups
 
 try:
     import torch.distributed as dist

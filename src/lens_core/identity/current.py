@@ -19,7 +19,8 @@ from lens_core.identity.mesh import MeshCoordinates
 from lens_core.identity.occurrences import Occurrences
 from lens_core.identity.run_key import RunKey, random_run_key, run_key_from_environment
 from lens_core.semconv import LENS_PEER_RANK
-from lens_core.spans.groups import OWN_GROUPS, span_groups
+from lens_core.spans.groups import OWN_GROUPS
+from lens_core.spans.switch import span_groups
 from lens_core.whole_number import whole_number
 
 __all__ = [

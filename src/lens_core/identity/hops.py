@@ -33,10 +33,10 @@ from lens_core.identity.hop_end import HopEnd, hop_end, parse_operation
 from lens_core.identity.owned import start_owned_span
 from lens_core.identity.scope import StepScope, current_step
 from lens_core.identity.transports import DerivedMessage, DerivedTransport
-from lens_core.spans.groups import span_groups
 from lens_core.spans.managed import span_tracer
 from lens_core.spans.start import checked_argument, start_span
 from lens_core.spans.status import end_span, record_error
+from lens_core.spans.switch import span_groups
 
 __all__ = ["Hop", "hop_span", "record_sequence_mismatch"]
 

@@ -1,8 +1,7 @@
-"""Span groups: which sites of the code emit spans, chosen by name and changeable while running.
+"""Span groups: names for the kinds of sites that emit spans, to choose from.
 
-A *group* names a kind of site (``step``, ``communication``); a *preset* names a set of groups.
-Libraries register their own under a namespace; a *spec* such as ``"per_step,communication,-job"``
-selects from all of them.
+A *group* names a kind of site (``step``), a *preset* a set of groups. Libraries register their own
+under a namespace; a *spec* such as ``"per_step,communication,-job"`` selects from all of them.
 """
 
 from __future__ import annotations
@@ -13,19 +12,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lens_core.diagnostics import diagnostics
-
 __all__ = [
     "BUILT_IN_GROUPS",
     "BUILT_IN_PRESETS",
     "OWN_GROUPS",
     "Resolved",
-    "SpanGroupSwitch",
     "SpanRegistry",
-    "enabled_span_groups",
-    "is_span_group_enabled",
-    "set_enabled_span_groups",
-    "span_groups",
     "span_registry",
 ]
 
@@ -177,74 +169,5 @@ class SpanRegistry:
         return Resolved(frozenset(selected), tuple(unknown), frozenset(removed))
 
 
-class SpanGroupSwitch:
-    """The groups that are on in this process.
-
-    Attributes:
-        enabled: Read by every site, so it is a plain attribute; set it through :meth:`set`.
-        removed: The groups that the spec removes by name: of :data:`OWN_GROUPS` these are off.
-    """
-
-    __slots__ = ("_spec", "enabled", "registry", "removed")
-
-    def __init__(self, registry: SpanRegistry) -> None:
-        self.registry = registry
-        self.enabled: frozenset[str] = frozenset()
-        self.removed: frozenset[str] = frozenset()
-        self._spec: str | tuple[str, ...] = ""
-        # A library may be imported, and register its groups, after telemetry was set up.
-        registry.follow(self._resolve_again)
-
-    def set(self, spec: str | Iterable[str]) -> frozenset[str]:
-        """Turn on what the spec selects and everything else off.
-
-        Unknown names are a diagnostic (``groups.unknown``) that lists what exists; they take effect
-        when a library registers them later. ``all`` then means that library's groups too.
-
-        Returns:
-            What was on before, to be handed back to this method.
-        """
-        spec = spec if isinstance(spec, str) else tuple(spec)
-        resolved = self.registry.resolve(spec)
-        if resolved.unknown:
-            exists = sorted(self.registry.presets()) + sorted(self.registry.groups())
-            diagnostics.record(
-                "groups.unknown",
-                f"no span group or preset is called {', '.join(resolved.unknown)}",
-                todo=f"These exist: {', '.join(exists)}.",
-            )
-        self._spec = spec
-        before, self.enabled = self.enabled, resolved.groups
-        self.removed = resolved.removed
-        return before
-
-    def __reduce__(self) -> str:
-        return "span_groups"  # a function that travels by value finds the switch of its process
-
-    def _resolve_again(self) -> None:
-        resolved = self.registry.resolve(self._spec)
-        self.enabled, self.removed = resolved.groups, resolved.removed
-
-
 #: The groups and presets of this process.
 span_registry: Final = SpanRegistry()
-#: Which of them are on.
-span_groups: Final = SpanGroupSwitch(span_registry)
-
-
-def is_span_group_enabled(group: str) -> bool:
-    """Whether sites of this group emit spans now."""
-    return group in span_groups.enabled
-
-
-def enabled_span_groups() -> frozenset[str]:
-    """The groups that are on."""
-    return span_groups.enabled
-
-
-def set_enabled_span_groups(spec: str | Iterable[str]) -> frozenset[str]:
-    """Switch groups in the running process, such as ``"per_step,communication"``.
-
-    Seen by every site at its next span. Returns what was on before.
-    """
-    return span_groups.set(spec)

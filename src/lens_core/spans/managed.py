@@ -28,9 +28,9 @@ from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer
 
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
-from lens_core.spans.groups import span_groups
 from lens_core.spans.start import span_attributes, start_span
 from lens_core.spans.status import record_error
+from lens_core.spans.switch import span_groups
 
 __all__ = [
     "SpanTracer",
@@ -160,6 +160,8 @@ def managed_span(
             ``tracer``. Values are cleaned and redacted (:mod:`lens_core.spans.attributes`).
     """
     if group not in span_groups.enabled:
+        if group not in span_groups.known:
+            span_groups.report_unknown(group)
         return _OFF
     if tracer is None and isinstance(given := attributes.get("tracer"), Tracer):
         tracer = given
@@ -210,6 +212,8 @@ def trace_fn(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if group not in switch.enabled:
+                if group not in switch.known:
+                    switch.report_unknown(group)
                 # Passing on an empty mapping would make another one.
                 return function(*args, **kwargs) if kwargs else function(*args)  # type: ignore[call-arg]
             with site.scope():
@@ -267,6 +271,8 @@ class _Site:
         return _Site, (self.group, self.title, None, self.attributes)
 
     def is_on(self) -> bool:
+        if self.group not in span_groups.known:
+            span_groups.report_unknown(self.group)
         return self.group in span_groups.enabled
 
     def scope(self) -> _Scope:

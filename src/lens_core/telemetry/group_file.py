@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from lens_core.shared_files import write_atomically
-from lens_core.spans.groups import SpanGroupSwitch
+from lens_core.spans.switch import SpanGroupSwitch
 
 __all__ = ["GROUP_FILE", "GroupFileWatch", "read_group_file", "write_group_file"]
 

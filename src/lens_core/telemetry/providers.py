@@ -18,8 +18,8 @@ from opentelemetry.util.types import AttributeValue
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
 from lens_core.identity.run import RunIdentity
-from lens_core.spans.groups import span_groups
 from lens_core.spans.managed import span_tracer
+from lens_core.spans.switch import span_groups
 from lens_core.telemetry.config import EXPORTERS, NemoLensConfig
 from lens_core.telemetry.export.destinations import (
     LOGS,
