@@ -15,7 +15,6 @@ LONGER: dict[str, str] = {
     "lens_core/spans/managed.py": "the kinds of function that trace_fn wraps, beside each other",
     "lens_core/telemetry/pipeline/delivery.py": "queue, retry and shutdown share one lock",
     "lens_core/testing/laws.py": "the ten laws, to be read from the first to the last",
-    "lens_tools/hang/analysis.py": "is being cut: the graph of waits, and the judgement on it",
 }
 MOST_EXCEPTIONS = 8
 

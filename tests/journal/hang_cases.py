@@ -1,17 +1,21 @@
 """Ranks that hang, each in one of the ways that a training job does."""
 
+import contextlib
 import os
 import signal
+import threading
 import time
 
 import torch
 import torch.distributed as dist
+from opentelemetry import trace
 
 from lens_contrib.torch.waits import waiting
 from lens_core import NemoLensConfig, setup_telemetry
 
 #: More than a connection buffers, so that a send waits for its receiver.
 LARGE = 32 << 20
+NO_SPAN_AROUND = ("all_asleep", "all_reduce_without_a_span")
 
 
 def sleeps_before_its_send(rank, world_size):
@@ -75,6 +79,55 @@ def spin_for_ever():
         pass
 
 
+def asleep_in_its_data_loader(rank, world_size):
+    """DistributedDataParallel, spans of its own, and none that says what it waits for."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    tracer = trace.get_tracer("own")
+    for step in range(3):
+        with tracer.start_as_current_span("data_loading"):
+            if rank == 1 and step == 2:
+                time.sleep(600)
+        with tracer.start_as_current_span("forward_backward"):
+            model(torch.ones(2, 4)).sum().backward()
+
+
+def all_reduce_without_a_span(rank, world_size):
+    if rank == 1:
+        time.sleep(600)
+    dist.all_reduce(torch.zeros(4))
+
+
+def all_asleep(rank, world_size):
+    time.sleep(600)
+
+
+def side_threads_go_on(rank, world_size):
+    """Each rank has a thread that pushes metrics, in spans."""
+
+    def push():
+        while True:
+            with trace.get_tracer("metrics").start_as_current_span("push"):
+                time.sleep(0.05)
+
+    threading.Thread(target=push, daemon=True).start()
+    if rank == 1:
+        with trace.get_tracer("own").start_as_current_span("data_loading"):
+            time.sleep(600)
+    with waiting("recv", peer=1):
+        dist.recv(torch.zeros(4), 1)
+
+
+def one_never_comes(rank, world_size):
+    """The others give up after the timeout of the group, and go on living."""
+    dist.barrier()
+    with trace.get_tracer("own").start_as_current_span("data_loading"):
+        if rank == 2:
+            time.sleep(600)
+    with contextlib.suppress(RuntimeError), waiting("all_reduce"):
+        dist.all_reduce(torch.zeros(4))
+    time.sleep(600)
+
+
 def run(rank, world_size, case, directory):
     config = NemoLensConfig(
         enabled=True,
@@ -87,5 +140,7 @@ def run(rank, world_size, case, directory):
     handle = setup_telemetry(
         config, resource_attributes={"nv.dl.rank": rank, "nv.dl.world_size": world_size}
     )
+    if case in NO_SPAN_AROUND:
+        globals()[case](rank, world_size)
     with handle.tracer.start_as_current_span("train.step"):
         globals()[case](rank, world_size)

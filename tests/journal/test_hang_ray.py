@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lens_tools.hang.analysis import analyse
-from lens_tools.hang.command import to_json
+from lens_tools.hang.rendering import to_json
 from lens_tools.hang.snapshot import take_snapshot
 from tests.journal.killing import wait_for
 
@@ -43,8 +43,8 @@ class Asks:
         return traced_get(other.answer.remote())
 
 
-def name_of(actor):
-    return f"actor {actor._actor_id.hex()[:12]}"
+def name_of(actor, kind):
+    return f"actor {actor._actor_id.hex()[:12]} ({kind})"
 
 
 def report_of(cluster):
@@ -60,7 +60,7 @@ def open_spans(report):
 def test_actor_waits_for_a_killed_one(cluster):
     asking, answering = Asks.remote(), Answers.options(max_concurrency=2).remote()
     pid = ray.get(answering.pid.remote(), timeout=60)
-    names = {actor: name_of(actor) for actor in (asking, answering)}
+    names = {asking: name_of(asking, "Asks"), answering: name_of(answering, "Answers")}
 
     def report():
         return report_of(cluster)
@@ -94,11 +94,13 @@ def test_actor_waits_for_one_that_is_busy(cluster):
 
             def suspects():
                 report = report_of(cluster)
-                return [s for s in report["suspects"] if s["processes"] == [name_of(busy)]]
+                return [
+                    s for s in report["suspects"] if s["processes"] == [name_of(busy, "Answers")]
+                ]
 
             wait_for(lambda: suspects() and len(suspects()[0]["waiters"]) == 2)
         assert suspects()[0]["kind"] == "stuck"
-        assert set(suspects()[0]["waiters"]) == {name_of(first), name_of(second)}
+        assert set(suspects()[0]["waiters"]) == {name_of(first, "Asks"), name_of(second, "Asks")}
     finally:
         for actor in (first, second, busy):
             ray.kill(actor)

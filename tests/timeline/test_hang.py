@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lens_tools.hang.analysis import analyse
-from lens_tools.hang.command import main_stack
+from lens_tools.hang.evidence import main_stack
 from lens_tools.hang.open_processes import OpenProcess, OpenSpan, Snapshot
 from lens_tools.hang.wait_graph import components, cycle_through, reaching
 
@@ -81,7 +81,8 @@ def test_dead_before_all_others():
 
 def test_a_rank_of_which_nothing_is_known():
     suspect = first(process(0, collective(1, "barrier", 0, (0, 1))))
-    assert (suspect.kind, suspect.names) == ("missing", ("rank 1",))
+    assert (suspect.kind, suspect.names) == ("unknown", ("rank 1",))
+    assert not suspect.hangs
 
 
 def test_members_of_a_group_that_names_no_ranks_are_all_ranks():
@@ -202,8 +203,12 @@ def test_a_rank_that_may_still_start():
     late = OpenSpan(
         "t" * 32, "1" * 16, "", "recv", NOW_NS - 10**9, {"lens.op": "recv", "lens.peer.rank": 1}
     )
-    assert not analyse(Snapshot(NOW_NS, [process(0, late)])).hangs
-    assert analyse(Snapshot(NOW_NS, [process(0, late)]), after_s=0.5).hangs
+    moving = process(0, late, idle_ns=10**9)
+    assert analyse(Snapshot(NOW_NS, [moving])).verdict == "nothing"
+    assert analyse(Snapshot(NOW_NS, [moving]), after_s=0.5).verdict == "unknown"
+    ended = Snapshot(NOW_NS, [moving], seen_ranks=frozenset({1}))
+    assert not analyse(ended).hangs
+    assert analyse(ended, after_s=0.5).suspects[0].kind == "missing"
 
 
 def test_those_that_ended_in_order_are_not_suspects():

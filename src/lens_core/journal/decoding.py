@@ -37,6 +37,7 @@ class JournalSpan:
         events: ``(name, time_ns, attributes)`` of each event.
         links: ``(trace_id, span_id, flags, trace_state, attributes)`` of each link.
         status: Status code, and its description or ``None``.
+        thread: The thread that started it; 0 if unknown.
         scope: ``(name, version, schema_url, attributes)`` of the instrumentation scope.
     """
 
@@ -54,6 +55,7 @@ class JournalSpan:
     events: list[tuple[str, int, Mapping[str, object]]] = field(default_factory=list)
     links: list[Sequence[object]] = field(default_factory=list)
     status: tuple[int, str | None] = (0, None)
+    thread: int = 0
     scope: Sequence[object] = ("", None, None, None)
 
     @property
@@ -122,6 +124,8 @@ def decode_span(
 
 
 def _decode_start(content: Any, scopes: Mapping[int, Sequence[object]]) -> JournalSpan:
+    # Journals of earlier versions do not name the thread.
+    (*content, thread) = content if len(content) == 12 else [*content, 0]
     trace_id, span_id, parent, flags, state, name, kind, start_ns, attributes, links, scope = (
         content
     )
@@ -138,6 +142,7 @@ def _decode_start(content: Any, scopes: Mapping[int, Sequence[object]]) -> Journ
         start_ns=_unsigned(start_ns),
         attributes=_attributes(attributes),
         links=[_decode_link(link) for link in links or ()],
+        thread=_unsigned(thread),
         scope=scopes.get(_unsigned(scope), ("", None, None, None)),
     )
 

@@ -32,7 +32,7 @@ __all__ = [
 _packer: Final = msgpack.Packer(unicode_errors="surrogatepass")
 
 
-def encode_start(span: Span, context: SpanContext, scope_index: int) -> bytes:
+def encode_start(span: Span, context: SpanContext, scope_index: int, thread: int = 0) -> bytes:
     """What a span is when it starts."""
     trace_id, span_id, _, trace_flags, state, _ = context
     flags = int(trace_flags)
@@ -56,6 +56,7 @@ def encode_start(span: Span, context: SpanContext, scope_index: int) -> bytes:
         attributes._dict if attributes.__class__ is BoundedAttributes else _plain(attributes),
         [_link(link) for link in links] if links else None,
         scope_index,
+        thread,
     )
     try:
         return _packer.pack(content)  # type: ignore[no-any-return]

@@ -46,7 +46,7 @@ def journal_directory(configured: str, run_id: str) -> Path:
     Not created here.
     """
     if configured:
-        root = Path(configured).absolute()
+        root = Path(configured).expanduser().absolute()
         kind = _file_system(root)
         if kind in _NETWORK:
             diagnostics.record(
@@ -118,7 +118,7 @@ def search_roots() -> list[Path]:
     """Where directories of journals may be: what is configured, and the defaults."""
     configured = os.environ.get("NEMO_LENS_JOURNAL_DIR", "")
     defaults = [parent / f"lens-{os.getuid()}" for parent in (_MEMORY, Path(tempfile.gettempdir()))]
-    return [*([Path(configured).absolute()] if configured else []), *defaults]
+    return [*([Path(configured).expanduser().absolute()] if configured else []), *defaults]
 
 
 def is_network_file_system(path: Path) -> bool:

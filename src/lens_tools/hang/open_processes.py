@@ -8,12 +8,12 @@ from pathlib import Path
 
 from opentelemetry.util.types import AttributeValue
 
-__all__ = ["OpenProcess", "OpenSpan", "Snapshot"]
+__all__ = ["FailedSpan", "OpenProcess", "OpenSpan", "Snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSpan:
-    """A span that has not ended; ids in hex, ``start_ns`` since the epoch."""
+    """A span that has not ended; ids in hex, ``start_ns`` since the epoch, 0 for no ``thread``."""
 
     trace_id: str
     span_id: str
@@ -21,6 +21,22 @@ class OpenSpan:
     name: str
     start_ns: int
     attributes: Mapping[str, AttributeValue]
+    thread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSpan:
+    """A span that ended with an error, after which its process started no other.
+
+    Attributes:
+        rank: Global rank of its process.
+        span: The span.
+        end_ns: Its end.
+    """
+
+    rank: int
+    span: OpenSpan
+    end_ns: int
 
 
 @dataclass(slots=True)
@@ -41,6 +57,7 @@ class OpenProcess:
         stacks: Stacks of its threads; empty if nobody has written them.
         resource: Its resource attributes.
         source: The file that this was read from.
+        main_thread: Its main thread, as spans name it; 0 if unknown.
     """
 
     name: str
@@ -56,12 +73,22 @@ class OpenProcess:
     stacks: str
     resource: Mapping[str, AttributeValue]
     source: Path
+    main_thread: int = 0
 
     @property
     def innermost(self) -> list[OpenSpan]:
-        """The open spans that have no open child in this process, latest first."""
+        """The open spans that have no open child in this process.
+
+        Those of the main thread come first: they say where the rank is. Of each, the latest first.
+        """
         parents = {span.parent_span_id for span in self.spans}
-        return [span for span in reversed(self.spans) if span.span_id not in parents]
+        leaves = [span for span in reversed(self.spans) if span.span_id not in parents]
+        return sorted(leaves, key=lambda span: span.thread != self.main_thread)
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Whether it came to its end by itself."""
+        return self.reason in ("shutdown", "exit")
 
     def path_to(self, span: OpenSpan) -> list[OpenSpan]:
         """The open spans of this process from the outermost to this one."""
@@ -82,6 +109,9 @@ class Snapshot:
         world_size: How many ranks there should be; ``None`` if unknown.
         is_live: Whether any of them lives.
         problems: One line per file that could not be read.
+        failed: Spans that ended with an error, and were the last of their process.
+        seen_ranks: Ranks of which there is any span in the files.
+        span_count: How many spans there are in the files.
     """
 
     now_ns: int
@@ -89,3 +119,6 @@ class Snapshot:
     world_size: int | None = None
     is_live: bool = False
     problems: list[str] = field(default_factory=list)
+    failed: Sequence[FailedSpan] = ()
+    seen_ranks: frozenset[int] = frozenset()
+    span_count: int = 0

@@ -44,7 +44,8 @@ class Heartbeat:
         self._journal = journal
         self._interval_s = interval_s
         self._idle_ns = int(idle_s * 1e9)
-        self._seen = (0, 0, 0)
+        self._seen: dict[int, int] = {}
+        self._moved_ns: dict[int, int] = {}
         self._activity_ns = time.time_ns()
         self._stacks_ns = 0
         self._cgroup_events = ""
@@ -82,10 +83,7 @@ class Heartbeat:
             return
         guard.renew()
         now_ns = time.time_ns()
-        seen = (journal.started, journal.added, journal.ended)
-        if seen != self._seen:
-            self._seen = seen
-            self._activity_ns = now_ns
+        self._look(now_ns)
         table.beat(
             now_ns,
             self._activity_ns,
@@ -94,7 +92,7 @@ class Heartbeat:
             oom_kills=oom_kills(self._cgroup_events) or 0,
         )
         self._answer(now_ns)
-        idle = journal.open_count and now_ns - self._activity_ns >= self._idle_ns
+        idle = now_ns - self._activity_ns >= self._idle_ns
         if idle and now_ns - self._stacks_ns >= _STACKS_EVERY_S * 1e9:
             self._stacks_ns = now_ns
             table.write_stacks(now_ns, live_stacks(skip=threading.get_ident()))
@@ -102,6 +100,22 @@ class Heartbeat:
             journal.spill(keep_free=table.blocks + 1)
         elif journal.settings.keeps == "all":
             journal.spill(keep_free=int(table.blocks * _KEEP_FREE_SHARE))
+
+    def _look(self, now_ns: int) -> None:
+        """When the rank last moved: its main thread, while that is in a span.
+
+        A side thread that pushes metrics goes on while the main thread hangs.
+        """
+        moves = dict(self._journal.moves)
+        for thread, count in moves.items():
+            if self._seen.get(thread) != count:
+                self._moved_ns[thread] = now_ns
+        self._seen = moves
+        main = self._moved_ns.get(self._journal.main_thread)
+        if main is not None and self._journal.is_main_thread_in_a_span():
+            self._activity_ns = main
+        else:
+            self._activity_ns = max([self._activity_ns, *self._moved_ns.values()])
 
     def _answer(self, now_ns: int) -> None:
         """Write the stacks where somebody asks for them.

@@ -20,9 +20,10 @@ class Slot:
         cursor: Offset at which the next record goes.
         limit: Offset of the end of the block that ``cursor`` is in.
         more: Indices of the further blocks.
+        thread: The thread that started the span.
     """
 
-    __slots__ = ("at", "block", "cursor", "generation", "limit", "more", "table")
+    __slots__ = ("at", "block", "cursor", "generation", "limit", "more", "table", "thread")
 
     def __init__(
         self, table: Table, block: int, at: int, generation: int, cursor: int, limit: int
@@ -34,3 +35,4 @@ class Slot:
         self.cursor = cursor
         self.limit = limit
         self.more: list[int] | None = None
+        self.thread = 0

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,10 +40,9 @@ _MAX_CACHED_SCOPES: Final = 1000
 
 
 class Journal:
-    """Keeps what is known of the spans of this process in a file.
+    """Keeps what is known of the spans of this process in a file; safe for threads and signals.
 
     A forked child starts a journal of its own with its first span, and leaves the parent's alone.
-    Methods may be called from any thread, also from signal handlers.
 
     Args:
         settings: What to keep, and where.
@@ -81,14 +81,12 @@ class Journal:
         return self._table
 
     @property
-    def open_count(self) -> int:
-        """How many spans are open."""
-        return len(self._open)
-
-    @property
     def waiting_count(self) -> int:
-        """How many ended spans stand in the table or a spill file and are not yet exported."""
+        """How many ended spans are not yet exported."""
         return len(self._ended)
+
+    def is_main_thread_in_a_span(self) -> bool:  # noqa: D102 - as its name says
+        return any(slot.thread == self.main_thread for slot in list(self._open.values()))
 
     def start(self, span: Span, context: SpanContext) -> Slot | None:
         """Write down a span that has started; ``None`` where there is no room."""
@@ -97,8 +95,9 @@ class Journal:
         scope = span._instrumentation_scope
         known = self._scope_cache.get(id(scope))
         index = known[0] if known is not None else self._scope_index(scope)
-        payload = encode_start(span, context, index)
+        payload = encode_start(span, context, index, thread := threading.get_ident())
         self.started += 1
+        self.moves[thread] += 1
         slot = self._table.take(payload)
         if slot is None:
             self._make_room()
@@ -106,12 +105,13 @@ class Journal:
             if slot is None:
                 self._overflow()
                 return None
+        slot.thread = thread
         self._open[context[1]] = slot
         return slot
 
     def add(self, slot: Slot, kind: int, payload: bytes) -> None:
         """Write down what was added to an open span. Not for two threads at once on one span."""
-        self.added += 1
+        self.moves[threading.get_ident()] += 1
         if not slot.table.append(slot, kind, payload):
             self._make_room()
             if not slot.table.append(slot, kind, payload):
@@ -122,7 +122,7 @@ class Journal:
         slot = self._open.pop(span_id, None)
         if slot is None:
             return
-        self.ended += 1
+        self.moves[threading.get_ident()] += 1
         if self.settings.keeps == "open":
             slot.table.release(slot)
             return
@@ -156,7 +156,7 @@ class Journal:
             self.spill(keep_free=table.blocks + 1)
             clean = not self._open and not self._ended.in_table
         else:
-            clean = not self._open and not self.waiting_count
+            clean = not self._open and not len(self._ended)
         table.close()
         self._ended.close(delete=clean and self.settings.keeps != "ship")
         if clean:
@@ -177,6 +177,7 @@ class Journal:
             "attributes": dict(settings.attributes),
             "schema_url": settings.schema_url,
             "keeps": settings.keeps,
+            "main_thread": threading.main_thread().ident or 0,
             **settings.details,
         }
         self._scope_cache: dict[int, tuple[int, InstrumentationScope | None]] = {}
@@ -184,7 +185,10 @@ class Journal:
         self._scope_records: dict[int, bytes] = {}
         self._open: dict[int, Slot] = {}
         self._closed = False
-        self.started = self.added = self.ended = self.overflowed = 0
+        self.started = self.overflowed = 0
+        #: How often each thread has started, changed or ended a span.
+        self.moves: defaultdict[int, int] = defaultdict(int)
+        self.main_thread = threading.main_thread().ident or 0
         path = self._stem.with_name(name + JOURNAL_SUFFIX)
         self._table = Table(path, meta, blocks=settings.blocks)
         self._ended = self._make_ended(meta)
@@ -216,16 +220,14 @@ class Journal:
                 self._table.take(record, Kind.SCOPE, SCOPE)
             self._scope_records[index] = record
             self._scope_indices[scope] = index
-        # By identity, which is what a lookup per span can afford. Code that gets a new tracer for
-        # each span has a new scope object each time.
+        # By identity, which a lookup per span can afford; a new tracer has a new scope object.
         if len(self._scope_cache) >= _MAX_CACHED_SCOPES:
             self._scope_cache.clear()
         self._scope_cache[id(scope)] = (index, scope)
         return index
 
     def _make_room(self) -> None:
-        """Spill at once: the one case in which a span waits for a file."""
-        self.spill(keep_free=SPILL_BATCH)
+        self.spill(keep_free=SPILL_BATCH)  # at once: the one case in which a span waits for a file
 
     def _overflow(self) -> None:
         self.overflowed += 1

@@ -25,8 +25,11 @@ T = TypeVar("T")
 
 
 def run_directory(output_dir: str | os.PathLike[str], run_id: str) -> Path:
-    """The directory of a run, named after its id as far as a file system allows."""
-    return Path(output_dir) / file_name(run_id)
+    """The directory of a run, named after its id as far as a file system allows.
+
+    Absolute, with ``~`` expanded: a process that changes its directory later does not move it.
+    """
+    return Path(output_dir).expanduser().absolute() / file_name(run_id)
 
 
 class LineFile:
