@@ -44,6 +44,12 @@ class Module:
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
 
+@cache
+def _that_may_import(module: Module) -> list[ast.AST]:
+    kinds = (ast.Import, ast.ImportFrom, ast.Constant)
+    return [node for node in ast.walk(module.tree) if isinstance(node, kinds)]
+
+
 class SourceTree:
     """All modules below ``root/src``."""
 
@@ -65,7 +71,7 @@ class SourceTree:
         Also those below ``if TYPE_CHECKING``, in functions, and in strings (a table of what is
         imported when it is asked for); but a package in a string is the scope of a tracer.
         """
-        for node in ast.walk(module.tree):
+        for node in _that_may_import(module):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if alias.name.partition(".")[0] in PACKAGES:

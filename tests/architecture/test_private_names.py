@@ -1,6 +1,7 @@
 """Names that another library keeps to itself are used in one place for each."""
 
 import ast
+import functools
 import importlib
 import re
 import sys
@@ -96,6 +97,7 @@ def _may_use_them(name):
     )
 
 
+@functools.cache
 def _own_names(module):
     """The private names that a module defines: they are foreign to no code in it."""
     names = set()
@@ -115,6 +117,7 @@ def _root(node):
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@functools.cache
 def _imported(module):
     """Local name to the top package that it was imported from."""
     tops = {}
@@ -129,6 +132,17 @@ def _imported(module):
     return tops
 
 
+@functools.cache
+def _candidates(module):
+    """The nodes that could use a private name: few of all, and the same for each planted fault."""
+    return [
+        node
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
+        or (isinstance(node, ast.Attribute) and node.attr.startswith("_"))
+    ]
+
+
 def foreign_private_names(tree):
     """Uses outside of the places for them, as ``module: name``."""
     names_of = {module.name: _own_names(module) for module in tree}
@@ -139,7 +153,7 @@ def foreign_private_names(tree):
         # A module may read what is private to one of ours that it imports: a fast path.
         near = {module.name, *(target for _, target in tree.imports(module))}
         tops, own = _imported(module), set().union(*(names_of.get(name, set()) for name in near))
-        for node in ast.walk(module.tree):
+        for node in _candidates(module):
             for name in _used(node, tops, own, everywhere):
                 found[f"{module.name}: {name}"] = f"line {node.lineno}"
     return found
