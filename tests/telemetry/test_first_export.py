@@ -44,7 +44,10 @@ def test_file_holds_spans_links_and_resource(tmp_path):
     trace_id, span_id = carrier["traceparent"].split("-")[1:3]
     assert spans["inner"]["links"] == [{"traceId": trace_id, "spanId": span_id, "flags": 0x303}]
     assert spans["inner"]["parentSpanId"] == spans["outer"]["spanId"] == span_id
-    assert spans["inner"]["attributes"] == [{"key": "x", "value": {"intValue": "1"}}]
+    assert spans["inner"]["attributes"] == [
+        {"key": "x", "value": {"intValue": "1"}},
+        {"key": "lens.carrier", "value": {"stringValue": "ok"}},
+    ]
     _, resource = read_spans(tmp_path / "r")[0]
     assert resource["nv.dl.rank"] == {"intValue": "3"}
     assert resource["nemo.run.id"] == {"stringValue": "r"}
