@@ -6,13 +6,15 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Final
 
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-__all__ = ["check_private_names", "global_textmap_of", "propagators_of"]
+__all__ = ["SPAN_CONTEXT", "check_private_names", "global_textmap_of", "propagators_of"]
 
 
 def global_textmap_of(propagate: ModuleType) -> Callable[[], TextMapPropagator]:
@@ -34,6 +36,10 @@ def propagators_of(textmap: TextMapPropagator) -> Sequence[object]:
     return (textmap,)
 
 
+#: Where a span of the API or the SDK keeps its context; its property is a function of Python.
+SPAN_CONTEXT: Final = "_context"
+
+
 def check_private_names() -> list[str]:
     """What is missing of the private names, and what stops working without it; empty if none."""
     parts = [TraceContextTextMapPropagator(), W3CBaggagePropagator()]
@@ -47,5 +53,10 @@ def check_private_names() -> list[str]:
         problems.append(
             "opentelemetry.propagate._HTTP_TEXT_FORMAT: the global propagator is asked for in the "
             "public way, which is right and a little slower"
+        )
+    if not hasattr(NonRecordingSpan(INVALID_SPAN_CONTEXT), SPAN_CONTEXT):
+        problems.append(
+            f"NonRecordingSpan.{SPAN_CONTEXT}: the compiled short way of a message's context is "
+            "left to Python, which is right and a little slower"
         )
     return problems

@@ -11,12 +11,14 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 from opentelemetry.trace import DEFAULT_TRACE_STATE, Span, SpanContext
 
-from lens_core.carrier import Carrier
+from lens_core.carrier import CARRIER_PARTS, Carrier
 from lens_core.carrier_size import check_carrier
+from lens_core.compat import SPAN_CONTEXT
 from lens_core.current_context import get_current_context
 from lens_core.detach import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.global_textmap import get_global_textmap, plain_w3c
+from lens_core.native import compiled
 
 __all__ = [
     "attach_carrier",
@@ -43,6 +45,17 @@ def inject_context(carrier: _C, context: Context | None = None) -> _C:
     return carrier
 
 
+@compiled(
+    *CARRIER_PARTS,
+    SpanContext,
+    DEFAULT_TRACE_STATE,
+    get_current_context,
+    get_global_textmap,
+    plain_w3c,
+    "textmap",
+    SPAN_CONTEXT,
+    64,
+)
 def current_carrier(
     context: Context | None = None, *, sequence: int | None = None, needs_span: bool = False
 ) -> Carrier:

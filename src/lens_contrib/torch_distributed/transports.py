@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from lens_contrib.torch.frame_buffers import FrameBuffer, frame_buffer
 from lens_core.errors import MessageError, MissingExtraError
@@ -15,6 +16,8 @@ except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
 __all__ = ["BroadcastTransport"]
+
+_new: Final = object.__new__
 
 
 class BroadcastTransport:
@@ -69,7 +72,11 @@ class BroadcastTransport:
         if type(message) is not FrameBuffer or message.capacity != self.capacity:
             raise self._error(message)
         frame = message.frame
-        return Received(message, decode_frame(message.read() if frame is None else frame))
+        # In place of __init__, which is a function more that each broadcast would enter.
+        received = _new(Received)
+        received.message = message
+        received.carrier = decode_frame(message.read() if frame is None else frame)
+        return received
 
     def _error(self, message: object) -> MessageError:
         return MessageError(

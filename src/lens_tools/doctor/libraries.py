@@ -13,6 +13,7 @@ from typing import Final, Literal
 from lens_core.compat import check_private_names
 from lens_core.diagnostics import diagnostics
 from lens_core.global_textmap import get_global_textmap
+from lens_core.native import NATIVE
 
 __all__ = [
     "Finding",
@@ -51,6 +52,7 @@ def examine_versions() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             found.append(f"{name} not installed")
     yield Finding("versions", "ok", f"Python {platform.python_version()}, " + ", ".join(found))
+    yield Finding("native", "ok", f"a message's context is made in {NATIVE}")
     if importlib.util.find_spec("opentelemetry.sdk") is None:
         yield Finding(
             "versions",

@@ -1,0 +1,4 @@
+from collections.abc import Callable
+from typing import Any
+
+def bind(name: str, /, *kept: object) -> Callable[..., Any]: ...

@@ -1,0 +1,70 @@
+"""The compiled short way of a message's context: whether there is one, and why there is none.
+
+``lens_core._native`` is a C extension for the limited API, which the build makes where there is a
+compiler. Everything works without it, a few microseconds a message slower
+(``benchmarks/bench_broadcast.py``). ``LENS_NATIVE=0`` leaves it out, ``LENS_NATIVE=1`` refuses to
+go on without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from lens_core.errors import LensError
+
+__all__ = ["NATIVE", "NativeCoreError", "compiled", "in_python"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class NativeCoreError(LensError, ImportError):
+    """``LENS_NATIVE=1``, where the compiled part is not there or cannot be loaded."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"LENS_NATIVE=1, and the compiled part cannot be used: {problem}; install lens-otel "
+            "where there is a C compiler, or leave LENS_NATIVE out"
+        )
+        self.problem = problem
+
+
+def _load() -> tuple[Callable[..., Any] | None, str]:
+    wanted = os.environ.get("LENS_NATIVE", "").strip()
+    if wanted == "0":
+        return None, "LENS_NATIVE=0"
+    try:
+        from lens_core._native import bind  # noqa: PLC0415 - there only where it was built
+    except ImportError as error:
+        if wanted == "1":
+            raise NativeCoreError(str(error)) from error
+        return None, str(error)
+    return bind, ""
+
+
+_bind, _why_not = _load()
+
+#: ``"compiled code"``, or why it is not: what ``lens doctor`` says.
+NATIVE: Final = f"plain Python ({_why_not})" if _bind is None else "compiled code"
+#: The contract of each compiled function, in Python, by its name.
+in_python: Final[dict[str, Callable[..., Any]]] = {}
+
+
+def compiled(*kept: object) -> Callable[[_F], _F]:
+    """A decorator: the compiled function of the same name, where there is one.
+
+    It does the frequent case and calls the decorated function, which is the contract, for all else.
+
+    Args:
+        kept: What the compiled function needs beside its arguments, as ``_native.c`` lists it.
+    """
+
+    def decorate(function: _F) -> _F:
+        in_python[function.__name__] = function
+        if _bind is None:
+            return function
+        fast: _F = _bind(function.__name__, function, *kept)
+        return fast
+
+    return decorate
