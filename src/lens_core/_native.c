@@ -91,7 +91,7 @@ static int is_frame_of_ids(const unsigned char *frame, size_t size) {
 /* ---- what the functions share ------------------------------------------------------------- */
 
 /* What lens_core.native keeps for each function: a tuple that begins with these. */
-enum { SLOW, CARRIER, IDS, SEQUENCE, HEADERS, CONTEXT, JUDGEMENT, SHARED };
+enum { SLOW, CARRIER, CONTEXT, HEADERS, JUDGEMENT, IDS, SEQUENCE, SHARED }; /* slots sorted */
 
 enum { ENCODE, DECODE, CURRENT, FUNCTIONS };
 

@@ -19,7 +19,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.global_textmap import get_global_textmap, plain_w3c
 
-__all__ = ["CARRIER_PARTS", "Carrier", "CarrierStatus", "TraceIds", "remote_context"]
+__all__ = ["Carrier", "CarrierStatus", "TraceIds", "remote_context"]
 
 _NO_CONTEXT: Final = Context()
 _new: Final = object.__new__
@@ -237,10 +237,6 @@ class Carrier(Mapping[str, str]):
             "carrier.rejected", problem, todo="Let both ends use the same OTEL_PROPAGATORS."
         )
         return _NO_CONTEXT
-
-
-#: What :mod:`lens_core.native` needs to make a carrier of ids: the type and its slots.
-CARRIER_PARTS: Final = (Carrier, "ids", "sequence", "_headers", "_context", "_judgement")
 
 
 def remote_context(ids: TraceIds) -> SpanContext:

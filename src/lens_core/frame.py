@@ -34,7 +34,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from lens_core.carrier import CARRIER_PARTS, Carrier, TraceIds
+from lens_core.carrier import Carrier, TraceIds
 from lens_core.carrier_size import carrier_size
 from lens_core.errors import FrameError
 from lens_core.frame_content import (
@@ -114,7 +114,7 @@ class _Layouts(dict[int, tuple[struct.Struct, bytes]]):
 _layouts: Final = _Layouts()
 
 
-@compiled(*CARRIER_PARTS)
+@compiled()
 def encode_frame(
     carrier: Mapping[str, str], *, capacity: int, sequence: int | None = None
 ) -> bytes:
@@ -162,7 +162,7 @@ def encode_frame(
     return layout.pack(prefix, crc, packed, body)
 
 
-@compiled(*CARRIER_PARTS)
+@compiled()
 def decode_frame(data: bytes | bytearray | memoryview | BytesLike) -> Carrier:
     """The carrier in a frame, with its sequence number. Never raises.
 

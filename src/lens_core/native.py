@@ -12,10 +12,13 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from lens_core.carrier import Carrier
 from lens_core.errors import LensError
 
 __all__ = ["NATIVE", "NativeCoreError", "compiled", "in_python"]
 
+#: With what it makes a carrier of ids: the type and its slots.
+_CARRIER: Final = (Carrier, *Carrier.__slots__)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -57,14 +60,15 @@ def compiled(*kept: object) -> Callable[[_F], _F]:
     It does the frequent case and calls the decorated function, which is the contract, for all else.
 
     Args:
-        kept: What the compiled function needs beside its arguments, as ``_native.c`` lists it.
+        kept: What the compiled function needs beside its arguments and a carrier's parts, as
+            ``_native.c`` lists it.
     """
 
     def decorate(function: _F) -> _F:
         in_python[function.__name__] = function
         if _bind is None:
             return function
-        fast: _F = _bind(function.__name__, function, *kept)
+        fast: _F = _bind(function.__name__, function, *_CARRIER, *kept)
         return fast
 
     return decorate

@@ -11,7 +11,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 from opentelemetry.trace import DEFAULT_TRACE_STATE, Span, SpanContext
 
-from lens_core.carrier import CARRIER_PARTS, Carrier
+from lens_core.carrier import Carrier
 from lens_core.carrier_size import check_carrier
 from lens_core.compat import SPAN_CONTEXT
 from lens_core.current_context import get_current_context
@@ -46,7 +46,6 @@ def inject_context(carrier: _C, context: Context | None = None) -> _C:
 
 
 @compiled(
-    *CARRIER_PARTS,
     SpanContext,
     DEFAULT_TRACE_STATE,
     get_current_context,
