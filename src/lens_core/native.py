@@ -1,7 +1,7 @@
 """The compiled short way of a message's context: whether there is one, and why there is none.
 
-``lens_core._native`` is a C extension for the limited API, which the build makes where there is a
-compiler. Everything works without it, a few microseconds a message slower
+``_native.c``, beside this module, is a C extension for the limited API, which the build makes where
+there is a compiler. Everything works without it, a few microseconds a message slower
 (``benchmarks/bench_broadcast.py``). ``LENS_NATIVE=0`` leaves it out, ``LENS_NATIVE=1`` refuses to
 go on without it.
 """
