@@ -1,4 +1,4 @@
-"""The private names of opentelemetry-api that the small core uses, behind one self-test."""
+"""The private names of opentelemetry-api that this package uses, behind one self-test."""
 
 from __future__ import annotations
 
@@ -8,13 +8,32 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final
 
-from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, Tracer
 
-__all__ = ["SPAN_CONTEXT", "check_private_names", "global_textmap_of", "propagators_of"]
+from lens_core.private_names import PrivateNames, missing_names
+
+__all__ = [
+    "TracerScope",
+    "PRIVATE_NAMES",
+    "SPAN_CONTEXT",
+    "check_private_names",
+    "global_textmap_of",
+    "is_suppressed",
+    "propagators_of",
+    "real_tracer",
+    "scope_of_tracer",
+    "suppress_instrumentation",
+]
+
+#: Name and version of an instrumentation scope: all of a tracer that another process can use.
+TracerScope = tuple[str, str | None]
+#: Where a span of the API or the SDK keeps its context; its property is a function of Python.
+SPAN_CONTEXT: Final = "_context"
+_SUPPRESS: Final[str] = getattr(otel_context, "_SUPPRESS_INSTRUMENTATION_KEY", "")
 
 
 def global_textmap_of(propagate: ModuleType) -> Callable[[], TextMapPropagator]:
@@ -36,27 +55,71 @@ def propagators_of(textmap: TextMapPropagator) -> Sequence[object]:
     return (textmap,)
 
 
-#: Where a span of the API or the SDK keeps its context; its property is a function of Python.
-SPAN_CONTEXT: Final = "_context"
+def suppress_instrumentation() -> None:
+    """From now on nothing that this context's code does becomes telemetry: it sends some."""
+    otel_context.attach(otel_context.set_value(_SUPPRESS, True))
+
+
+def is_suppressed() -> bool:
+    """Whether what happens now must not become telemetry."""
+    return bool(otel_context.get_value(_SUPPRESS))
+
+
+def real_tracer(tracer: Tracer) -> object:
+    """The tracer behind the API's stand-in, if it is one and a provider is set; else the same."""
+    if type(tracer) is trace.ProxyTracer:
+        return getattr(tracer, "_tracer", tracer)
+    return tracer
+
+
+def scope_of_tracer(tracer: Tracer) -> TracerScope | None:
+    """What a tracer of the SDK, or the API's stand-in for one, is called; ``None`` of another."""
+    scope = getattr(tracer, "_instrumentation_scope", None)
+    name, version = getattr(scope, "name", None), getattr(scope, "version", None)
+    if not isinstance(name, str):
+        name = getattr(tracer, "_instrumenting_module_name", None)
+        version = getattr(tracer, "_instrumenting_library_version", None)
+    if not isinstance(name, str):
+        return None
+    return name, version if isinstance(version, str) else None
+
+
+PRIVATE_NAMES: Final = (
+    PrivateNames(
+        "_propagators",
+        lambda: CompositePropagator([]),
+        "contexts are formatted and parsed for each message, which is right and several times "
+        "slower",
+    ),
+    PrivateNames(
+        "_HTTP_TEXT_FORMAT",
+        lambda: sys.modules["opentelemetry.propagate"],
+        "the global propagator is asked for in the public way, which is right and a little slower",
+    ),
+    PrivateNames(
+        SPAN_CONTEXT,
+        lambda: NonRecordingSpan(INVALID_SPAN_CONTEXT),
+        "the compiled short way of a message's context is left to Python, which is right and a "
+        "little slower",
+    ),
+    PrivateNames(
+        "_SUPPRESS_INSTRUMENTATION_KEY",
+        lambda: otel_context,
+        "what HTTP clients and loggers do for an export becomes telemetry itself",
+    ),
+    PrivateNames(
+        "_tracer",
+        lambda: trace.ProxyTracer,
+        "a tracer got before a provider is set starts no spans under derived ids",
+    ),
+    PrivateNames(
+        "_instrumenting_module_name _instrumenting_library_version",
+        lambda: trace.ProxyTracer("lens_core"),
+        "a tracer given to @traced before a provider is set has no name in Ray's workers",
+    ),
+)
 
 
 def check_private_names() -> list[str]:
     """What is missing of the private names, and what stops working without it; empty if none."""
-    parts = [TraceContextTextMapPropagator(), W3CBaggagePropagator()]
-    problems = []
-    if list(propagators_of(CompositePropagator(parts))) != parts:
-        problems.append(
-            "CompositePropagator._propagators: contexts are formatted and parsed for each message, "
-            "which is right and several times slower"
-        )
-    if not hasattr(sys.modules.get("opentelemetry.propagate"), "_HTTP_TEXT_FORMAT"):
-        problems.append(
-            "opentelemetry.propagate._HTTP_TEXT_FORMAT: the global propagator is asked for in the "
-            "public way, which is right and a little slower"
-        )
-    if not hasattr(NonRecordingSpan(INVALID_SPAN_CONTEXT), SPAN_CONTEXT):
-        problems.append(
-            f"NonRecordingSpan.{SPAN_CONTEXT}: the compiled short way of a message's context is "
-            "left to Python, which is right and a little slower"
-        )
-    return problems
+    return missing_names(PRIVATE_NAMES)

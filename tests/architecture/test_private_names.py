@@ -11,72 +11,20 @@ import pytest
 from tests.architecture.source_tree import (
     PACKAGES,
     SourceTree,
-    differs_from_known,
     found_when_planted,
 )
 
 FOREIGN = ("opentelemetry", "ray", "torch")
 #: Where they may be used: what breaks with a new version is looked for here, and tested here.
-PLACES = ("lens_core.telemetry.sdk.", "lens_core.compat", "lens_contrib.*.compat")
+PLACES = ("lens_core.sdk.", "lens_core.compat", "lens_contrib.*.compat")
 #: Private by name only: how OpenTelemetry publishes its signal of logs
 #: (https://opentelemetry.io/docs/languages/python/#status-and-releases).
-PUBLISHED = ("opentelemetry._logs", "opentelemetry.sdk._logs", "opentelemetry.sdk._logs.export")
-
-_READS_SPANS = (
-    "a span is read where it is encoded, for each span: its properties copy what they return, and "
-    "python -m benchmarks journal shows it"
+PUBLISHED = (
+    "opentelemetry._logs",
+    "opentelemetry.sdk._logs",
+    "opentelemetry.sdk._logs.export",
+    "opentelemetry.exporter.otlp.proto.common._log_encoder",
 )
-_OWN_SPANS = "makes the SDK's span with fewer calls than its Tracer does: python -m benchmarks ray"
-#: Module to the reason, and to the names that it uses. It only shrinks.
-_KNOWN = {
-    "lens_contrib.ray.acceptance": ("marks what Ray's own tracing wrapped", "_decorator"),
-    "lens_contrib.ray.call_spec": (
-        "a tracer is sent to workers as its name and version, which it does not tell",
-        "_instrumentation_scope _instrumenting_library_version _instrumenting_module_name",
-    ),
-    "lens_contrib.torch.run_key_agreement": ("whether a proxy tracer has a real one", "_tracer"),
-    "lens_core.identity.owned": ("whether a proxy tracer has a real one", "_tracer"),
-    "lens_core.journal.encoding": (
-        _READS_SPANS,
-        "_attributes _dict _kind _links _name _parent _start_time",
-    ),
-    "lens_core.journal.write.processor": (_READS_SPANS, "_context _end_time _status"),
-    "lens_core.journal.write.writer": (_READS_SPANS, "_instrumentation_scope"),
-    "lens_core.otlp.protobuf": (
-        "names the one metric or log record that cannot be encoded, instead of losing its batch",
-        "_events _name _status opentelemetry.exporter.otlp.proto.common._log_encoder.encode_logs",
-    ),
-    "lens_core.otlp.span_lines": (
-        _READS_SPANS,
-        "_context _description _dict _end_time _events _instrumentation_scope _kind _links _name "
-        "_parent _resource _start_time _status _status_code",
-    ),
-    "lens_core.telemetry.logs.log_bridge": (
-        "what an export logs is not exported; the SDK's own handlers ask the same key",
-        "opentelemetry.context._SUPPRESS_INSTRUMENTATION_KEY",
-    ),
-    "lens_core.telemetry.metrics.metric_reader": (
-        "a forked child is told apart from its parent's sums",
-        "_collect",
-    ),
-    "lens_core.telemetry.pipeline.delivery": (
-        "what an export logs is not exported; the SDK's own handlers ask the same key",
-        "opentelemetry.context._SUPPRESS_INSTRUMENTATION_KEY",
-    ),
-    "lens_core.telemetry.pipeline.remote_children": (
-        _OWN_SPANS,
-        "_context _dict _instrumentation_scope _kind _limits _lock _name _parent "
-        "_remote_parent_sampled _resource _span_limits _span_processor _start_time _tracer_config "
-        "_tracer_metrics opentelemetry.sdk.trace._Span",
-    ),
-    "lens_core.telemetry.pipeline.span_pipeline": (_READS_SPANS, "_context _resource"),
-}
-KNOWN = {
-    f"{module}: {name}": reason
-    for module, (reason, names) in _KNOWN.items()
-    for name in names.split()
-}
-
 
 #: Documented, in spite of their underscore: https://docs.python.org/3/library/collections.html.
 NAMED_TUPLE = ("_replace", "_asdict", "_make", "_fields")
@@ -143,12 +91,12 @@ def _candidates(module):
     ]
 
 
-def foreign_private_names(tree):
-    """Uses outside of the places for them, as ``module: name``."""
+def foreign_private_names(tree, *, in_places=False):
+    """Uses outside of the places for them, or in them, as ``module: name``."""
     names_of = {module.name: _own_names(module) for module in tree}
     everywhere, found = set().union(*names_of.values()), {}
     for module in tree:
-        if _may_use_them(module.name):
+        if _may_use_them(module.name) is not in_places:
             continue
         # A module may read what is private to one of ours that it imports: a fast path.
         near = {module.name, *(target for _, target in tree.imports(module))}
@@ -196,7 +144,7 @@ def _used(node, tops, own, everywhere):
 
 
 def test_foreign_private_names_are_used_in_their_places_only():
-    assert differs_from_known(foreign_private_names(SourceTree()), KNOWN) == []
+    assert foreign_private_names(SourceTree()) == {}
 
 
 COMPATS = [m.name for m in SourceTree() if m.name.endswith("compat")]
@@ -206,9 +154,41 @@ COMPATS = [m.name for m in SourceTree() if m.name.endswith("compat")]
 def test_each_place_tests_itself_and_finds_all_there(name):
     """Where one goes missing with a new version, this fails loudly; a job only gets slower."""
     library = name.split(".")[1]
-    if library != "compat":
+    if name.startswith("lens_contrib."):
         pytest.importorskip({"ray": "ray"}.get(library, "torch"))
     assert importlib.import_module(name).check_private_names() == []
+
+
+def _tested_names(compat):
+    """What a self-test looks at: the names in its table, and what that names to find them."""
+    tree = SourceTree().modules[compat].tree
+    (table,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PRIVATE_NAMES"
+    )
+    named = {node.id for node in ast.walk(table) if isinstance(node, ast.Name)}
+    finders = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in named]
+    return set(re.findall(r"\w+", " ".join(map(ast.unparse, [table, *finders])))) | {
+        name for use in importlib.import_module(compat).PRIVATE_NAMES for name in use.names.split()
+    }
+
+
+def test_each_private_name_that_is_used_is_tested():
+    for library in ("torch", "ray"):
+        pytest.importorskip(library)
+    tested = {}
+    for compat in COMPATS:
+        folder = compat.removesuffix(".compat").removesuffix(".sdk")
+        tested[folder] = tested.get(folder, set()) | _tested_names(compat)
+    untested = []
+    for use in foreign_private_names(SourceTree(), in_places=True):
+        module, _, name = use.partition(": ")
+        folder = module.rpartition(".")[0].removesuffix(".sdk")
+        # What is imported by name fails where it is imported.
+        if "." not in name and name not in tested[folder]:
+            untested.append(use)
+    assert untested == []
 
 
 def test_the_hooks_of_a_stage_are_those_that_are_tested():
@@ -238,7 +218,7 @@ def test_the_hooks_of_a_stage_are_those_that_are_tested():
 def test_a_planted_use_is_found_but_in_its_place(tmp_path, line, name):
     plant = {
         "src/lens_core/x.py": line,
-        "src/lens_core/telemetry/sdk/x.py": line,
+        "src/lens_core/sdk/x.py": line,
         "src/lens_contrib/ray/compat.py": "\n" + line,
     }
     assert found_when_planted(foreign_private_names, tmp_path, plant) == {f"lens_core.x: {name}"}

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, TraceState
 
+from lens_core.sdk.remote_children import RemoteChildren
 from lens_core.telemetry.ids import PrivateIdGenerator
-from lens_core.telemetry.pipeline.remote_children import RemoteChildren
 from lens_core.telemetry.pipeline.span_pipeline import SpanPipeline
 from lens_core.telemetry.sampling import LinkAware
 
@@ -24,6 +24,10 @@ ATTRIBUTES = {"rpc.system.name": "ray", "ray.task.attempt": 0, "flag": True, "sh
 def remote(flags: int = 1, *, is_remote: bool = True, state: TraceState | None = None):
     parent = SpanContext(0xABC, 0xDEF, is_remote, TraceFlags(flags), state)
     return parent, trace.set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+def children_of(tracer):
+    return RemoteChildren(tracer, SpanPipeline, PrivateIdGenerator)
 
 
 def provider_with(**settings):
@@ -42,7 +46,7 @@ def test_it_equals_the_one_of_the_tracer(sampler, flags):
     parent, context = remote(flags, state=TraceState([("vendor", "1")]))
     spans = [
         tracer.start_span("step", context, SpanKind.CONSUMER, ATTRIBUTES),
-        RemoteChildren(tracer).start("step", parent, context, SpanKind.CONSUMER, dict(ATTRIBUTES)),
+        children_of(tracer).start("step", parent, context, SpanKind.CONSUMER, dict(ATTRIBUTES)),
     ]
     for span in spans:
         span.set_attribute("later", 1)
@@ -67,7 +71,7 @@ def test_it_equals_the_one_of_the_tracer(sampler, flags):
 def test_spans_share_nothing_that_changes():
     tracer, exporter = provider_with()
     parent, context = remote()
-    children = RemoteChildren(tracer)
+    children = children_of(tracer)
     spans = [children.start("step", parent, context, SpanKind.CONSUMER, {}) for _ in range(2)]
     spans[0].set_attribute("a", 1)
     spans[0].add_event("event")
@@ -86,7 +90,7 @@ def test_spans_share_nothing_that_changes():
 
 def test_another_parent_is_another_trace():
     tracer, exporter = provider_with()
-    children = RemoteChildren(tracer)
+    children = children_of(tracer)
     for trace_id in (1, 2, 1):
         parent = SpanContext(trace_id, 3, True, TraceFlags(1))
         children.start("step", parent, Context(), SpanKind.CONSUMER, {}).end()
@@ -96,7 +100,7 @@ def test_another_parent_is_another_trace():
 def test_attributes_of_an_ended_span_do_not_change():
     tracer, exporter = provider_with()
     parent, context = remote()
-    span = RemoteChildren(tracer).start("step", parent, context, SpanKind.CONSUMER, {"a": 1})
+    span = children_of(tracer).start("step", parent, context, SpanKind.CONSUMER, {"a": 1})
     span.end()
     span.set_attribute("a", 2)
     assert dict(exporter.get_finished_spans()[0].attributes) == {"a": 1}
@@ -113,20 +117,20 @@ def test_attributes_of_an_ended_span_do_not_change():
 )
 def test_what_the_tracer_must_decide_is_left_to_it(parent, settings):
     tracer, _ = provider_with(**settings)
-    started = RemoteChildren(tracer).start("s", *parent, SpanKind.CONSUMER, dict(ATTRIBUTES))
+    started = children_of(tracer).start("s", *parent, SpanKind.CONSUMER, dict(ATTRIBUTES))
     assert started is None
 
 
 def test_nothing_is_started_for_a_set_up_that_is_gone():
     tracer, _ = provider_with()
-    children = RemoteChildren(tracer)
+    children = children_of(tracer)
     tracer.span_processor.is_taking = False
     assert children.start("step", *remote(), SpanKind.CONSUMER, {}) is None
 
 
 def test_an_ended_span_stays_as_it_is(caplog):
     tracer, exporter = provider_with()
-    span = RemoteChildren(tracer).start("step", *remote(), SpanKind.CONSUMER, {})
+    span = children_of(tracer).start("step", *remote(), SpanKind.CONSUMER, {})
     span.end(span.start_time + 5)
     span.end()
     span.add_event("late")
@@ -140,14 +144,14 @@ def test_an_ended_span_stays_as_it_is(caplog):
 
 def test_ids_come_from_the_private_generator():
     tracer, _ = provider_with(id_generator=PrivateIdGenerator())
-    children = RemoteChildren(tracer)
+    children = children_of(tracer)
     spans = [children.start("step", *remote(), SpanKind.CONSUMER, {}) for _ in range(100)]
     assert len({span.context.span_id for span in spans}) == 100
 
 
 def test_another_sampler_that_is_set_later_is_asked():
     tracer, _ = provider_with()
-    children = RemoteChildren(tracer)
+    children = children_of(tracer)
     tracer.sampler = ALWAYS_OFF
     assert children.start("step", *remote(), SpanKind.CONSUMER, {}) is None
 
@@ -166,4 +170,4 @@ def test_another_sampler_that_is_set_later_is_asked():
 )
 def test_there_is_no_short_way_for_other_tracers(tracer):
     with pytest.raises(TypeError):
-        RemoteChildren(tracer)
+        children_of(tracer)

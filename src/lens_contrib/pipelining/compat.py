@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from lens_core.errors import MissingExtraError, SetupError
+from lens_core.private_names import PrivateNames, missing_names
 
 try:
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
@@ -15,7 +16,14 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["STAGE_METHODS", "Pipeline", "PipelineStage", "check_private_names", "stages_of"]
+__all__ = [
+    "PRIVATE_NAMES",
+    "STAGE_METHODS",
+    "Pipeline",
+    "PipelineStage",
+    "check_private_names",
+    "stages_of",
+]
 
 Pipeline = PipelineScheduleSingle | PipelineScheduleMulti | PipelineStage
 
@@ -53,10 +61,14 @@ def stages_of(target: object) -> tuple[list[PipelineStage], bool]:
     )
 
 
+_UNTRACED: Final = "instrument_pipelining() cannot trace schedules"
+PRIVATE_NAMES: Final = (
+    PrivateNames(" ".join(STAGE_METHODS), lambda: PipelineStage, _UNTRACED),
+    PrivateNames("_stage", lambda: PipelineScheduleSingle.__init__, _UNTRACED),
+    PrivateNames("_stages", lambda: PipelineScheduleMulti.__init__, _UNTRACED),
+)
+
+
 def check_private_names() -> list[str]:
     """What is missing of the private names, and what stops working without it; empty if none."""
-    return [
-        f"{PipelineStage.__name__}.{name}: instrument_pipelining() cannot trace schedules"
-        for name in STAGE_METHODS
-        if not callable(getattr(PipelineStage, name, None))
-    ]
+    return missing_names(PRIVATE_NAMES)

@@ -48,7 +48,7 @@ def accepts_carrier(target: object, positional: int = 0) -> bool:
             return False
         function = compat.outermost(target)
         if function is None:
-            hook = getattr(target, "_decorator", None)
+            hook = compat.invocation_hook(target)
             return int(getattr(hook, "__lens_acceptance__", Acceptance.KEYWORD)) > 0
         return acceptance_of(function) > Acceptance.NOTHING
     except Exception:  # noqa: BLE001 - all of it is private in Ray; unknown means no

@@ -14,12 +14,11 @@ from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.channel import Relation
+from lens_core.compat import TracerScope, scope_of_tracer
 
 __all__ = ["CallSpec", "LocalTracer", "TracerScope", "tracer_of"]
 
 _SCOPE: Final = "lens_contrib.ray"
-#: Name and version of an instrumentation scope: all of a tracer that another process can use.
-TracerScope = tuple[str, str | None]
 
 
 class CallSpec(TypedDict):
@@ -46,13 +45,7 @@ class LocalTracer:
         self.tracer = tracer
 
     def __reduce__(self) -> tuple[type, tuple[TracerScope]]:
-        scope = getattr(self.tracer, "_instrumentation_scope", None)
-        name = getattr(scope, "name", None)
-        version = getattr(scope, "version", None)
-        if not isinstance(name, str):  # the API's proxy, before a provider is set
-            name = getattr(self.tracer, "_instrumenting_module_name", _SCOPE)
-            version = getattr(self.tracer, "_instrumenting_library_version", None)
-        return tuple, ((str(name), version if isinstance(version, str) else None),)
+        return tuple, (scope_of_tracer(self.tracer) or (_SCOPE, None),)
 
 
 def tracer_of(spec: CallSpec) -> Tracer:

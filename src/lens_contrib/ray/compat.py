@@ -12,8 +12,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import CodeType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import ray
 import ray._private.runtime_env.constants
@@ -23,6 +22,8 @@ import ray.actor
 from ray.actor import ActorClass
 from ray.exceptions import AsyncioActorExit
 from ray.remote_function import RemoteFunction
+
+from lens_core.private_names import PrivateNames, missing_names
 
 __all__ = [
     "PRIVATE_NAMES",
@@ -36,6 +37,7 @@ __all__ = [
     "decorators",
     "definition",
     "in_worker",
+    "invocation_hook",
     "job_variables",
     "leaves_actor",
     "outermost",
@@ -95,6 +97,11 @@ def definition(target: Any) -> tuple[Any, Mapping[str, object]]:
     if isinstance(target, RemoteFunction):
         return target._function, target._default_options
     return target.__ray_metadata__.modified_class.__ray_actor_class__, target._default_options
+
+
+def invocation_hook(target: object) -> object:
+    """What Ray calls in the caller's process for an actor's method; ``None`` if nothing."""
+    return getattr(target, "_decorator", None)
 
 
 def without_options(target: object) -> object:
@@ -190,40 +197,12 @@ def patch(init: _Function, modify_class: _Function, remote: _Function) -> None:
     actor_class._remote = remote
 
 
-class PrivateNames(NamedTuple):
-    """Private names, where Ray has them, and what is lost without them."""
-
-    names: str
-    where: Callable[[], object]
-    loses: str
-
-
 _raylet: Any = ray._raylet
 
 
 def check_private_names() -> list[str]:
-    """What this version of Ray lacks, each with what stops working; empty where all is there.
-
-    Needs no cluster. Never raises.
-    """
-    return [
-        f"{name}: {use.loses}"
-        for use in PRIVATE_NAMES
-        for name in use.names.split()
-        if not _has(use.where, name)
-    ]
-
-
-def _has(where: Callable[[], object], name: str) -> bool:
-    """Whether an object has a name, or the code of a function mentions it."""
-    try:
-        place = where()
-        if not inspect.isroutine(place):
-            return hasattr(place, name)
-        code: CodeType = inspect.unwrap(cast("Any", place)).__code__
-        return name in (*code.co_names, *code.co_consts, *code.co_cellvars)
-    except Exception:  # noqa: BLE001 - the place itself is gone
-        return False
+    """What this version of Ray lacks, each with what stops working. Needs no cluster."""
+    return missing_names(PRIVATE_NAMES)
 
 
 def _exit_of_actor() -> object:
@@ -268,7 +247,9 @@ PRIVATE_NAMES: Final = (
         "method_meta modified_class", lambda: _actor._ActorClassMetadata.__init__, _DISPATCH
     ),
     PrivateNames("signatures", lambda: _actor._ActorClassMethodMetadata.create, _DISPATCH),
-    PrivateNames("_signature _actor _method_name", lambda: _actor.ActorMethod.__init__, _DISPATCH),
+    PrivateNames(
+        "_signature _actor _method_name _decorator", lambda: _actor.ActorMethod.__init__, _DISPATCH
+    ),
     PrivateNames("_ray_method_signatures", lambda: _actor.ActorHandle.__init__, _DISPATCH),
     PrivateNames("_actor_method", lambda: _actor._ActorMethodOptionsWrapper.__init__, _DISPATCH),
     PrivateNames("func_cls", lambda: RemoteFunction.options, _DISPATCH),

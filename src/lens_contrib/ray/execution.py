@@ -33,7 +33,7 @@ from lens_core.spans.attributes import clean_attributes
 from lens_core.spans.start import start_span
 
 if TYPE_CHECKING:  # it needs the SDK, which a worker without telemetry does not load
-    from lens_core.telemetry.pipeline.remote_children import RemoteChildren
+    from lens_core.sdk.remote_children import RemoteChildren
 
 __all__ = ["Callee", "Execution"]
 _channel: Final = Channel(RayTransport())
@@ -59,8 +59,7 @@ class Callee:
         self._name = spec["name"]
         self._relation = spec["relation"]
         self._tracer = tracer_of(spec)
-        #: This package's own tracers have a short way
-        #: (``lens_core.telemetry.pipeline.remote_children``).
+        #: This package's own tracers have a short way (``lens_core.sdk.remote_children``).
         self._children = self._ask_children()
         # As the SDK would keep them: what is checked here is not checked for each span.
         self._attributes: dict[str, AttributeValue] = dict(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from lens_core.errors import MissingExtraError
+from lens_core.private_names import PrivateNames, missing_names
 
 try:
     import torch
@@ -16,7 +17,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-__all__ = ["check_private_names", "default_group", "handed_to_this_thread"]
+__all__ = ["PRIVATE_NAMES", "check_private_names", "default_group", "handed_to_this_thread"]
 
 
 def _public_default_group() -> dist.ProcessGroup | None:
@@ -43,16 +44,20 @@ def handed_to_this_thread(key: str) -> object:
         return None
 
 
+PRIVATE_NAMES: Final = (
+    PrivateNames(
+        "_is_key_in_tls _get_obj_in_tls",
+        lambda: torch._C,
+        "backward_context() finds no caller on threads of autograd",
+    ),
+    PrivateNames(
+        "_default_pg",
+        lambda: distributed_c10d._world,
+        "the default group is asked for in the public way, which is right and a little slower",
+    ),
+)
+
+
 def check_private_names() -> list[str]:
     """What is missing of the private names, and what stops working without it; empty if none."""
-    problems = [
-        f"torch._C.{name}: backward_context() finds no caller on threads of autograd"
-        for name in ("_is_key_in_tls", "_get_obj_in_tls")
-        if not hasattr(torch._C, name)
-    ]
-    if default_group is _public_default_group:
-        problems.append(
-            "torch.distributed.distributed_c10d._world._default_pg: the default group is asked for "
-            "in the public way, which is right and a little slower"
-        )
-    return problems
+    return missing_names(PRIVATE_NAMES)

@@ -19,6 +19,7 @@ from opentelemetry.trace import Tracer
 
 from lens_contrib.torch.agreement import Facts, agree
 from lens_contrib.torch.store import KeyStore, group_store
+from lens_core.compat import real_tracer
 from lens_core.diagnostics import diagnostics
 from lens_core.errors import (
     AgreementError,
@@ -192,9 +193,8 @@ def _read_silent(verdict: Facts) -> dict[str, list[int]]:
 
 def _sampler(tracer: Tracer) -> str:
     """How the tracer's sampler describes itself; empty where it shows none."""
-    real = getattr(tracer, "_tracer", tracer) if type(tracer) is trace.ProxyTracer else tracer
     try:
-        return str(getattr(real, "sampler").get_description())  # noqa: B009 - not of the API
+        return str(getattr(real_tracer(tracer), "sampler").get_description())  # noqa: B009 - not of the API
     except Exception:  # noqa: BLE001 - a foreign sampler may raise anything
         return ""
 

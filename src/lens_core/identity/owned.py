@@ -18,6 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, Tracer
 from opentelemetry.util.types import AttributeValue
 
+from lens_core.compat import real_tracer
 from lens_core.diagnostics import diagnostics
 from lens_core.spans.start import start_span
 
@@ -87,7 +88,7 @@ def starting_owned_span() -> bool:
 
 def honours_derived_ids(tracer: Tracer) -> bool:
     """Whether spans of this tracer can be started under derived ids."""
-    generator = getattr(_real(tracer), "id_generator", None)
+    generator = getattr(real_tracer(tracer), "id_generator", None)
     return bool(getattr(generator, "honours_derived_ids", False))
 
 
@@ -98,7 +99,7 @@ def is_sampled(tracer: Tracer, trace_id: int, name: str) -> bool:
     know the sampled flag of a span that another rank starts. A tracer that shows no sampler counts
     as sampling everything.
     """
-    sampler = getattr(_real(tracer), "sampler", None)
+    sampler = getattr(real_tracer(tracer), "sampler", None)
     if sampler is None or _samples_all(sampler):
         return True
     # An empty context, not None: with None the sampler would look at the current span.
@@ -205,9 +206,3 @@ def _not_honoured(name: str) -> None:
         "id_generator, or set OTEL_PYTHON_ID_GENERATOR=lens where the environment configures it; "
         "until then links to spans of this process lead nowhere.",
     )
-
-
-def _real(tracer: Tracer) -> object:
-    if type(tracer) is trace.ProxyTracer:
-        return tracer._tracer  # the API's stand-in until a provider is set
-    return tracer

@@ -1,8 +1,7 @@
 """What is written into a journal: one msgpack payload per fact.
 
-Runs on the training thread for every span, with cold caches, so it reads private fields where the
-SDK's property would copy, lock or compute, takes a span context for the tuple that it is, and
-enters few functions.
+Runs on the training thread for every span, with cold caches, so it takes a span context for the
+tuple that it is, and enters few functions.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status
 
 from lens_core.journal.format import IS_REMOTE
+from lens_core.sdk.span_fields import started_fields, values_of
 
 __all__ = [
     "encode_attributes",
@@ -36,24 +36,22 @@ def encode_start(span: Span, context: SpanContext, scope_index: int, thread: int
     """What a span is when it starts."""
     trace_id, span_id, _, trace_flags, state, _ = context
     flags = int(trace_flags)
-    parent = span._parent
+    parent, attributes, links, name, kind, start_ns = started_fields(span)
     parent_span_id = 0
     if parent is not None:
         _, parent_span_id, is_remote, _, _, _ = parent
         if is_remote:
             flags |= IS_REMOTE
-    attributes: Any = span._attributes
-    links = span._links
     content = (
         trace_id.to_bytes(16, "big"),
         span_id,
         parent_span_id,
         flags,
         state.to_header() if state else "",
-        span._name,
-        span._kind._value_,
-        span._start_time,
-        attributes._dict if attributes.__class__ is BoundedAttributes else _plain(attributes),
+        name,
+        kind._value_,
+        start_ns,
+        values_of(attributes) if attributes.__class__ is BoundedAttributes else _plain(attributes),
         [_link(link) for link in links] if links else None,
         scope_index,
         thread,
@@ -110,12 +108,9 @@ def _link(link: Link) -> tuple[object, ...]:
 
 
 def _plain(attributes: Any) -> dict[str, object]:
-    # The SDK's own mapping locks and copies for every look; its dictionary is what it guards, and
-    # to copy it is one step for the interpreter.
-    if attributes is None:
-        return {}
-    inner = getattr(attributes, "_dict", None)
-    return dict(inner if inner is not None else attributes)
+    if attributes.__class__ is BoundedAttributes:
+        return dict(values_of(attributes))  # to copy it is one step for the interpreter
+    return dict(attributes or ())
 
 
 def _pack(content: object) -> bytes:

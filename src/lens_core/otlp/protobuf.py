@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -20,6 +19,7 @@ from opentelemetry.trace import Status
 
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.otlp.json_spans import span_flags
+from lens_core.sdk.span_fields import with_fields
 from lens_core.spans.attributes import to_utf8
 
 __all__ = ["logs_request", "metrics_request", "spans_request"]
@@ -51,13 +51,13 @@ def spans_request(spans: Sequence[ReadableSpan]) -> bytes:
 
 def _encodable(span: ReadableSpan) -> ReadableSpan:
     """The span with texts that protobuf can hold: one bad name must not cost the whole batch."""
-    mended = copy.copy(span)
-    mended._name = to_utf8(str(span.name))
-    mended._status = Status(span.status.status_code, to_utf8(span.status.description or "") or None)
-    mended._events = [
-        Event(to_utf8(str(event.name)), event.attributes, event.timestamp) for event in span.events
-    ]
-    return mended
+    status = span.status
+    return with_fields(
+        span,
+        name=to_utf8(str(span.name)),
+        status=Status(status.status_code, to_utf8(status.description or "") or None),
+        events=[Event(to_utf8(str(e.name)), e.attributes, e.timestamp) for e in span.events],
+    )
 
 
 def metrics_request(batch: Sequence[MetricsData]) -> bytes:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from json import JSONEncoder
 from json.encoder import encode_basestring as _quoted
-from typing import Any, Final
+from typing import Final
 
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -26,6 +27,7 @@ from lens_core.otlp.json_spans import (
     span_flags,
     to_line,
 )
+from lens_core.sdk.span_fields import ended_fields, resource_of, scope_of, values_of
 
 __all__ = ["SpanLines"]
 
@@ -51,7 +53,7 @@ class SpanLines:
             return to_line(encode_spans(spans))
         span = spans[0]
         resource, scope, head, tail = self._frame
-        if span._resource is not resource or span._instrumentation_scope is not scope or not head:
+        if resource_of(span) is not resource or scope_of(span) is not scope or not head:
             head, tail = self._new_frame(span)
         return (head + _span(span) + tail).encode("utf-8", "replace")
 
@@ -65,31 +67,30 @@ class SpanLines:
 
 
 def _span(span: ReadableSpan) -> str:
-    context, parent, status = span._context, span._parent, span._status
-    attributes: Any = span._attributes
-    events: Any = span._events
-    links: Any = span._links
+    context, parent, status, attributes, events, links, name, kind, start_ns, end_ns = ended_fields(
+        span
+    )
     if (
         context is None
         or events
         or links
         or getattr(events, "dropped", 0)
         or getattr(links, "dropped", 0)
-        or getattr(attributes, "dropped", 0)
-        or status._description
-        or status._status_code is not StatusCode.UNSET
+        or attributes.__class__ is not BoundedAttributes
+        or attributes.dropped
+        or status is not StatusCode.UNSET
         or context.trace_state
     ):
         return _json(encode_span(span))
     # The SDK's own mapping locks and enters four functions a value; what it guards is a dictionary,
     # which nobody changes any more.
-    inner: Mapping[str, object] = getattr(attributes, "_dict", attributes)
+    inner = values_of(attributes)
     return (
         f'{{"traceId":"{context.trace_id:032x}","spanId":"{context.span_id:016x}",'
         f'"flags":{span_flags(context, parent)},'
         + ("" if parent is None else f'"parentSpanId":"{parent.span_id:016x}",')
-        + f'"name":{_quoted(str(span._name))},"kind":{span._kind._value_ + 1},'
-        f'"startTimeUnixNano":"{span._start_time or 0}","endTimeUnixNano":"{span._end_time or 0}",'
+        + f'"name":{_quoted(str(name))},"kind":{kind._value_ + 1},'
+        f'"startTimeUnixNano":"{start_ns or 0}","endTimeUnixNano":"{end_ns or 0}",'
         + (_attributes(inner) if inner else "")
         + '"status":{}}'
     )

@@ -28,8 +28,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import Attributes
 
-from lens_core.telemetry.pipeline.remote_children import RemoteChildren
-from lens_core.telemetry.pipeline.span_pipeline import SpanAttachment
+from lens_core.sdk.remote_children import RemoteChildren
+from lens_core.telemetry.ids import PrivateIdGenerator
+from lens_core.telemetry.pipeline.span_pipeline import SpanAttachment, SpanPipeline
 
 __all__ = [
     "SwitchMeterProvider",
@@ -179,7 +180,7 @@ class _SwitchTracer(Tracer):
         tracer = self._tracer()
         if tracer is not known:
             try:
-                children = RemoteChildren(tracer)
+                children = RemoteChildren(tracer, SpanPipeline, PrivateIdGenerator)
             except (AttributeError, TypeError):
                 children = None
             self._children = (tracer, children)

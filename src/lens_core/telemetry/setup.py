@@ -18,7 +18,7 @@ from lens_core.telemetry.handle import (
     current_telemetry,
     set_current_telemetry,
 )
-from lens_core.telemetry.sdk.sdk_environment import usable_environment
+from lens_core.telemetry.sdk_environment import usable_environment
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader

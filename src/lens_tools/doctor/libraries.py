@@ -59,6 +59,11 @@ def examine_versions() -> Iterator[Finding]:
             "problem",
             "without the SDK nothing is recorded: pip install 'lens-otel[sdk]'",
         )
+        return
+    from lens_core.sdk.compat import check_private_names as of_sdk  # noqa: PLC0415 - may be missing
+
+    for problem in of_sdk():
+        yield Finding("versions", "note", f"opentelemetry-sdk has no {problem}")
 
 
 def examine_propagators() -> Iterator[Finding]:

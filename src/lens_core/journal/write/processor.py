@@ -30,6 +30,14 @@ from lens_core.journal.write.heartbeat import Heartbeat
 from lens_core.journal.write.settings import JournalSettings
 from lens_core.journal.write.stacks import StacksFile, choose_signal
 from lens_core.journal.write.writer import Journal
+from lens_core.sdk.span_fields import (
+    attributes_of,
+    context_of,
+    end_time_of,
+    events_of,
+    links_of,
+    lock_of,
+)
 
 __all__ = ["JournalSpanProcessor", "JournaledExporter"]
 
@@ -59,7 +67,7 @@ class JournalSpanProcessor(SpanProcessor):
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Write down a span that has started. Never raises."""
         try:
-            context = span._context
+            context = context_of(span)
             # By its index, which enters no function of the SDK.
             if context is None or not context[3] & _SAMPLED:
                 return
@@ -74,9 +82,9 @@ class JournalSpanProcessor(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Write down that a span has ended. Never raises."""
         try:
-            context = span._context
+            context = context_of(span)
             if context is not None:
-                self.journal.end(context[1], span._end_time or 0)
+                self.journal.end(context[1], end_time_of(span) or 0)
         except Exception as error:  # noqa: BLE001 - the training loop must not see it
             _report(error)
 
@@ -162,21 +170,21 @@ def _derive(kind: Any) -> type:
             self, name: str, attributes: Any = None, timestamp: int | None = None
         ) -> None:
             super().add_event(name, attributes, timestamp)
-            _note(self, Kind.EVENT, lambda: encode_event(self._events[-1]))
+            _note(self, Kind.EVENT, lambda: encode_event(events_of(self)[-1]))
 
         def add_link(self, context: SpanContext, attributes: Any = None) -> None:
-            before = len(self._links)
+            before = len(links_of(self))
             super().add_link(context, attributes)
-            if len(self._links) > before:
-                _note(self, Kind.LINK, lambda: encode_link(self._links[-1]))
+            if len(links_of(self)) > before:
+                _note(self, Kind.LINK, lambda: encode_link(links_of(self)[-1]))
 
         def update_name(self, name: str) -> None:
             super().update_name(name)
-            _note(self, Kind.NAME, lambda: encode_name(self._name))
+            _note(self, Kind.NAME, lambda: encode_name(self.name))
 
         def set_status(self, status: Any, description: str | None = None) -> None:
             super().set_status(status, description)
-            _note(self, Kind.STATUS, lambda: encode_status(self._status))
+            _note(self, Kind.STATUS, lambda: encode_status(self.status))
 
     Journaled.__name__ = kind.__name__
     Journaled.__qualname__ = kind.__qualname__
@@ -188,8 +196,8 @@ def _note(span: Any, kind: int, encode: Callable[[], bytes]) -> None:
         journal, slot = span._lens_note
         # The span's own lock: what is added from two threads must not mix in its record, and what
         # comes after the end would land in blocks that are no longer its own.
-        with span._lock:
-            if span._end_time is None:
+        with lock_of(span):
+            if end_time_of(span) is None:
                 journal.add(slot, kind, encode())
     except Exception as error:  # noqa: BLE001 - the training loop must not see it
         _report(error)
@@ -197,7 +205,7 @@ def _note(span: Any, kind: int, encode: Callable[[], bytes]) -> None:
 
 def _attributes(span: Any, keys: Iterable[str]) -> bytes:
     """The values that the SDK has kept for these keys."""
-    kept = span._attributes
+    kept = attributes_of(span)
     return encode_attributes({key: kept[key] for key in keys if key in kept})
 
 

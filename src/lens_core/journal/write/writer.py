@@ -33,6 +33,7 @@ from lens_core.journal.write.ended_spans import SPILL_BATCH, EndedSpans
 from lens_core.journal.write.settings import JournalSettings
 from lens_core.journal.write.slot import Slot
 from lens_core.journal.write.table import Table
+from lens_core.sdk.span_fields import scope_of
 
 __all__ = ["Journal"]
 
@@ -80,19 +81,15 @@ class Journal:
         """The file of this process; in a forked child, the parent's until its first span."""
         return self._table
 
-    @property
-    def waiting_count(self) -> int:
-        """How many ended spans are not yet exported."""
-        return len(self._ended)
-
-    def is_main_thread_in_a_span(self) -> bool:  # noqa: D102 - as its name says
+    def is_main_thread_in_a_span(self) -> bool:
+        """Whether the main thread has started a span that is still open."""
         return any(slot.thread == self.main_thread for slot in list(self._open.values()))
 
     def start(self, span: Span, context: SpanContext) -> Slot | None:
         """Write down a span that has started; ``None`` where there is no room."""
         if not self._table.live and not self._begin_again():
             return None
-        scope = span._instrumentation_scope
+        scope = scope_of(span)
         known = self._scope_cache.get(id(scope))
         index = known[0] if known is not None else self._scope_index(scope)
         payload = encode_start(span, context, index, thread := threading.get_ident())

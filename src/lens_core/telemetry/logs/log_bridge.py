@@ -14,10 +14,9 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from opentelemetry import context as otel_context
 from opentelemetry._logs import LoggerProvider
-from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
+from lens_core.compat import is_suppressed
 from lens_core.telemetry.logs.log_records import as_log_record
 
 __all__ = ["LogBridges", "log_bridges", "setup_logging_bridge"]
@@ -76,7 +75,7 @@ class LogBridges:
         if last is not None and last() is record:
             return
         # Set by the threads that send telemetry; their HTTP client logs too.
-        if getattr(self._thread, "emitting", False) or _is_suppressed():
+        if getattr(self._thread, "emitting", False) or is_suppressed():
             return
         # Not the record itself: it may hold an exception, whose frames hold the user's tensors.
         self._thread.last = weakref.ref(record)
@@ -217,7 +216,3 @@ def setup_logging_bridge(logger_name: str = "", level: int = logging.INFO) -> No
         level: Least level that is sent.
     """
     log_bridges.attach(logger_name, level)
-
-
-def _is_suppressed() -> bool:
-    return bool(otel_context.get_value(_SUPPRESS_INSTRUMENTATION_KEY))

@@ -21,6 +21,7 @@ from opentelemetry.sdk.resources import Resource
 
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
+from lens_core.sdk.compat import is_registered
 from lens_core.telemetry.metrics.forked_sums import (
     Baseline,
     has_deltas,
@@ -122,7 +123,7 @@ class DeliveryMetricReader(MetricReader):
         # collection made here is what the child subtracts.
         self._keep = None
         self._keeping = self._lock.acquire(timeout=_FORK_WAIT_S)
-        if self._keeping and self._collect is not None and not self._stop.is_set():
+        if self._keeping and is_registered(self) and not self._stop.is_set():
             self._collect_guarded()
 
     def _after_fork_in_parent(self) -> None:
@@ -138,7 +139,7 @@ class DeliveryMetricReader(MetricReader):
         self._forked_at_ns = time.time_ns()
         if self._keep is not None:
             self._baseline = points_by_key(self._keep)
-        elif self._collect is not None and not self._stop.is_set():
+        elif is_registered(self) and not self._stop.is_set():
             # Better silent than the parent's sums a second time.
             self._stop.set()
             diagnostics.record("metrics.child_muted", "no collection was possible at the fork")

@@ -25,9 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
 
-from opentelemetry import context as otel_context
-from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
-
+from lens_core.compat import suppress_instrumentation
 from lens_core.diagnostics import describe, diagnostics
 
 __all__ = ["Delivery", "DeliveryCounts", "DeliverySettings", "Outcome", "Sink"]
@@ -284,7 +282,7 @@ class Delivery(Generic[T]):
 
     def _run(self) -> None:
         # Our own requests must not become spans of an instrumented HTTP client.
-        otel_context.attach(otel_context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+        suppress_instrumentation()
         while True:
             with contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=self._delay_s)

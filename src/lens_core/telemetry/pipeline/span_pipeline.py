@@ -7,7 +7,6 @@ delivered: a forked child inherits its parent's open spans and ends copies of th
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 import weakref
@@ -21,6 +20,7 @@ from opentelemetry.trace import TraceFlags
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.diagnostics import describe, diagnostics
+from lens_core.sdk.span_fields import context_of, with_fields
 from lens_core.semconv import NEMO_SPAN_TRUNCATED, NEMO_SPAN_TRUNCATED_REASON
 from lens_core.telemetry.pipeline.delivery import Delivery
 from lens_core.telemetry.resources import child_resource
@@ -89,7 +89,7 @@ class SpanPipeline(SpanProcessor):
             self._is_new_child = False
             if self.on_child_start is not None:
                 self.on_child_start()
-        context = span._context
+        context = context_of(span)
         if context is not None and self._open.setdefault(context.span_id, span) is not span:
             self._twins.append(span)
         if self._attributes:
@@ -102,7 +102,7 @@ class SpanPipeline(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """Deliver the span, if it was started here and is sampled."""
-        context = span._context
+        context = context_of(span)
         known = None if context is None else self._open.pop(context.span_id, None)
         if context is None or known is None:
             return
@@ -134,10 +134,7 @@ class SpanPipeline(SpanProcessor):
         if span.resource is not resource:
             merged = span.resource.merge(overlay)
             self._merged = (span.resource, merged)
-        copied = copy.copy(span)
-        # The constructor would lose the counts of dropped attributes, events and links.
-        copied._resource = merged
-        return copied
+        return with_fields(span, resource=merged)
 
     def truncate(self, reason: str) -> int:
         """End all open spans, innermost first; returns how many there were.

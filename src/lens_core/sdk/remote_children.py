@@ -11,27 +11,26 @@ own metrics, another version of the SDK) nothing is started here, and the tracer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from time import time_ns
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import EventBase, Tracer, _Span
+from opentelemetry.sdk import trace as sdk_trace
+from opentelemetry.sdk.trace import EventBase, Span, Tracer
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 from opentelemetry.sdk.util import BoundedList
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.util.types import AttributeValue
 
-from lens_core.telemetry.ids import PrivateIdGenerator
-from lens_core.telemetry.pipeline.span_pipeline import SpanPipeline
-
-__all__ = ["RemoteChildren"]
+__all__ = ["RemoteChildren", "prototype_of"]
 
 # Known to opentelemetry-api from 1.40 on; older ones write flags without it.
 _RANDOM: Final = int(getattr(TraceFlags, "RANDOM_TRACE_ID", 0))
+_Span: Any = getattr(sdk_trace, "_Span", Span)
 _new: Final = object.__new__
 _tuple: Final = tuple.__new__
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
@@ -53,13 +52,14 @@ _OF_ATTRIBUTES: Final = frozenset(
 )
 
 
-class _RemoteChild(_Span):
+class _RemoteChild(_Span):  # type: ignore[misc]
     """A span of the SDK, without lists of events and links until there are any."""
 
     # Any, as all that the SDK keeps to itself.
     _events: Any = BoundedList(0)
     _links: Any = BoundedList(0)
     _attributes: Any
+    _end_time: int | None
 
     def _add_event(self, event: EventBase) -> None:
         with self._lock:
@@ -86,16 +86,30 @@ class _RemoteChild(_Span):
             super().end()  # which warns
 
 
+class _Pipeline(Protocol):
+    is_taking: bool
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None: ...
+
+
+class _Generator(Protocol):
+    @property
+    def draw(self) -> Callable[[int], int]: ...
+
+
 class RemoteChildren:
     """Starts such spans as one tracer of the SDK would.
 
     Args:
         tracer: The tracer.
+        pipeline_type: Of the only processor that its spans may go to: it gets the spans themselves.
+        generator_type: Of the id generator that is asked for bits alone, since a span started here
+            has no derived id; any other is asked for an id.
 
     Raises:
         AttributeError: If the tracer does not have what the SDK's tracers have.
-        TypeError: If it is none of the SDK's, its provider has unusual settings, or its spans do
-            not go through a :class:`~lens_core.telemetry.pipeline.span_pipeline.SpanPipeline`.
+        TypeError: If it is none of the SDK's, its provider has unusual settings, or its spans go
+            elsewhere.
     """
 
     __slots__ = (
@@ -110,7 +124,9 @@ class RemoteChildren:
         "_tracer",
     )
 
-    def __init__(self, tracer: object) -> None:
+    def __init__(
+        self, tracer: object, pipeline_type: type[_Pipeline], generator_type: type[_Generator]
+    ) -> None:
         if type(tracer) is not Tracer:
             raise TypeError(f"{type(tracer).__name__} is not the tracer of the SDK")
         limits = tracer._span_limits
@@ -124,22 +140,16 @@ class RemoteChildren:
         self._tracer = tracer
         self._sampler: Sampler = tracer.sampler
         processor: object = tracer.span_processor
-        if type(processor) is not SpanPipeline:
+        if type(processor) is not pipeline_type:
             raise TypeError(f"its spans go to a {type(processor).__name__}")
         self._processor: Final = processor
         self._max_attributes = limits.max_span_attributes
-        generator = tracer.id_generator
-        self._generator = generator
-        #: Our generator's bits: it looks for ids of owned spans, which are not started here.
-        self._draw = generator.draw if type(generator) is PrivateIdGenerator else _draws_zero
-        self._span, self._attributes = _prototype(tracer)
+        self._generator = tracer.id_generator
+        own: Any = self._generator
+        self._draw: Callable[[int], int] = own.draw if type(own) is generator_type else _draws_zero
+        self._span, self._attributes = prototype_of(tracer)
         #: The last parent and what a child takes from it: calls come in bursts.
-        self._last: tuple[SpanContext | None, int, TraceFlags, TraceState] = (
-            None,
-            0,
-            _SAMPLED,
-            TraceState(),
-        )
+        self._last: tuple[Any, int, TraceFlags, TraceState] = (None, 0, _SAMPLED, TraceState())
 
     def start(
         self,
@@ -202,7 +212,7 @@ def _draws_zero(bits: int) -> int:
     return 0
 
 
-def _prototype(tracer: Tracer) -> tuple[Mapping[str, object], Mapping[str, object]]:
+def prototype_of(tracer: Tracer) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """What every span of a tracer holds, and what its attributes hold beside themselves.
 
     Raises:

@@ -1,1 +1,0 @@
-"""What is used of the OpenTelemetry SDK beyond its public interface."""
