@@ -34,9 +34,7 @@ STRANGERS = [
 ]
 
 KNOWN_UPWARD: dict[str, str] = {}
-KNOWN_CIRCLES: dict[str, str] = {
-    "lens_core.journal.write: slot table": "a slot writes into its table, which hands it out",
-}
+KNOWN_CIRCLES: dict[str, str] = {}
 
 
 def floor(name):

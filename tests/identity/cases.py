@@ -8,6 +8,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from lens_core import inject_context
+from lens_core.carrier import remote_context
 from lens_core.identity import (
     DerivedMessage,
     DerivedTransport,
@@ -35,7 +36,7 @@ def _message(number: int) -> DerivedMessage[bytes]:
 
 
 def _carrier(number: int) -> dict[str, str]:
-    span = trace.NonRecordingSpan(_scope().hop_context(_message(number).hop))
+    span = trace.NonRecordingSpan(remote_context(_scope().hop_ids(_message(number).hop)))
     return inject_context({}, trace.set_span_in_context(span, otel_context.Context()))
 
 

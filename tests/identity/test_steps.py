@@ -430,7 +430,7 @@ def test_a_forked_child_starts_no_span_under_its_parent_s_ids(recording):
     who = identity(0)
     hop = {"peer": 1, "microbatch": 0, "tracer": recording.tracer}
     with step_span(1, tracer=recording.tracer, identity=who):
-        expected = current_step().hop_context(HopId("forward", 0, 1, 0, "/0")).span_id
+        expected = current_step().hop_span_id(HopId("forward", 0, 1, 0, "/0"))
         reader, writer = os.pipe()
         child = os.fork()
         if not child:

@@ -21,7 +21,7 @@ from lens_core.identity import (
     StepScope,
     current_identity,
 )
-from lens_core.identity.owned import start_owned_child, start_owned_span
+from lens_core.identity.owned import start_owned_span
 from lens_core.semconv import LENS_MICROBATCH, LENS_PEER_STAGE, LENS_STAGE
 from lens_core.spans.start import start_span
 
@@ -68,8 +68,8 @@ class HopSpans:
         self._roll = roll
         self._layout = layout
         self._group = group
-        local = trace.get_current_span(self.context).get_span_context()
-        self._in_trace = scope is not None and local.trace_id == scope.trace_id
+        self._local = trace.get_current_span(self.context).get_span_context()
+        self._in_trace = scope is not None and self._local.trace_id == scope.trace_id
         self._hops: set[tuple[str, HopId]] = set()
         self._channel: Channel[DerivedMessage[None]] | None = None
         if is_derived and scope is not None and scope.identity.derives:
@@ -115,20 +115,16 @@ class HopSpans:
         if message is None or scope is None or self._channel is None or not scope.owned:
             return self.start(name, SpanKind.PRODUCER, attributes, None)
         sent = self._channel.transport.inject(message, _NOTHING)
-        span_id = scope.hop_span_id(sent.hop)
-        if self._in_trace:
-            return start_owned_child(
-                self._tracer, name, span_id, self.context, SpanKind.PRODUCER, attributes
-            )
         span, _ = start_owned_span(
             self._tracer,
             name,
             scope.trace_id,
-            span_id,
+            scope.hop_span_id(sent.hop),
             context=self.context,
             kind=SpanKind.PRODUCER,
             attributes=attributes,
             ours=True,
+            local=self._local,
         )
         return span
 
@@ -169,6 +165,7 @@ class HopSpans:
             kind=kind,
             attributes=attributes,
             ours=True,
+            local=self._local,
         )
         return span
 

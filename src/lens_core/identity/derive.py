@@ -104,11 +104,3 @@ class Deriver:
         hashed.update(repr(parts).encode())
         span_id = hashed.digest()[16:]
         return span_id if span_id != _ZERO else _ONE
-
-    def trace_id(self, *parts: int | str) -> int:
-        """The 128-bit trace id for these parts; never zero."""
-        return self.ids(*parts)[0]
-
-    def span_id(self, *parts: int | str) -> int:
-        """The 64-bit span id for these parts; never zero."""
-        return self.ids(*parts)[1]

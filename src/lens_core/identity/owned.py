@@ -16,7 +16,6 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, Tracer
-from opentelemetry.util.types import AttributeValue
 
 from lens_core.compat import real_tracer
 from lens_core.diagnostics import diagnostics
@@ -28,7 +27,6 @@ __all__ = [
     "derived_context",
     "honours_derived_ids",
     "is_sampled",
-    "start_owned_child",
     "start_owned_span",
     "starting_owned_span",
     "take_span_id",
@@ -131,6 +129,7 @@ def start_owned_span(
     kind: SpanKind = SpanKind.INTERNAL,
     attributes: Mapping[str, object] | None = None,
     ours: bool = False,
+    local: SpanContext | None = None,
 ) -> tuple[Span, bool]:
     """A new, started span under a derived id; and whether it really has it.
 
@@ -151,8 +150,10 @@ def start_owned_span(
         kind: Kind of the span.
         attributes: Attributes of the span.
         ours: Whether all attributes are those of this library, as for ``start_span``.
+        local: The context of the local span, where the caller knows it.
     """
-    local = trace.get_current_span(context).get_span_context()
+    if local is None:
+        local = trace.get_current_span(context).get_span_context()
     # A child is in its parent's trace: no trace id is asked for, and none may be left over for
     # a root span that a span processor starts.
     forced = _Forced(0, span_id)
@@ -173,29 +174,6 @@ def start_owned_span(
     if started.is_valid and started != local:
         _not_honoured(name)
     return span, False
-
-
-def start_owned_child(
-    tracer: Tracer,
-    name: str,
-    span_id: int,
-    context: Context,
-    kind: SpanKind,
-    attributes: Mapping[str, AttributeValue],
-) -> Span:
-    """:func:`start_owned_span` for one whose parent is known to be in the derived trace.
-
-    For places that start many: a send span of each microbatch.
-    """
-    token = _forced.set(_Forced(0, span_id))
-    try:
-        span = start_span(tracer, name, context, kind, attributes, (), ours=True)
-    finally:
-        _forced.reset(token)
-    started = span.get_span_context()
-    if started.span_id != span_id and started.is_valid:
-        _not_honoured(name)
-    return span
 
 
 def _not_honoured(name: str) -> None:

@@ -68,11 +68,6 @@ class RunKey:
             raise ConfigError("attempt", self.attempt, "an integer that is not negative")
         object.__setattr__(self, "attempt", attempt)  # also of NumPy: both ends read it alike
 
-    def fingerprint(self) -> str:
-        """Eight hexadecimal digits that tell two keys apart and give neither away."""
-        tag = hashlib.blake2b(self.secret, digest_size=4, person=b"lens fingerprint")
-        return tag.hexdigest()
-
 
 def random_run_key(*, attempt: int = 0, source: str = "random", agreed: bool = False) -> RunKey:
     """A key from the operating system's random source; no other rank has it unless told."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from opentelemetry.trace import SpanContext
 
-from lens_core.carrier import TraceIds, remote_context
+from lens_core.carrier import TraceIds
 from lens_core.channel import Channel
 from lens_core.identity.current import Identity
 from lens_core.identity.derive import Deriver, HopId
@@ -72,16 +72,12 @@ class StepScope:
         """The context of the owner's span of the step."""
         return derived_context(self.trace_id, self._owner_span_id, sampled=self.sampled)
 
-    def hop_context(self, hop: HopId) -> SpanContext:
-        """The context of the span under which a hop of this step is sent."""
-        return remote_context(self.hop_ids(hop))
-
     def hop_span_id(self, hop: HopId) -> int:
         """The id of the span under which a hop of this step is sent."""
         return int.from_bytes(self.hop_ids(hop)[1], "big")
 
     def hop_ids(self, hop: HopId) -> TraceIds:
-        """The same context as :meth:`hop_context`, as what a ``traceparent`` says."""
+        """The context of that span, as what a ``traceparent`` says."""
         hops = self._hop_deriver
         if hops is None:
             hops = self.identity.deriver.under("hop", self.kind, self.step, self.occurrence)

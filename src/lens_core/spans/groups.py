@@ -124,11 +124,6 @@ class SpanRegistry:
         for changed in self._followers:
             changed()
 
-    def namespaces(self) -> tuple[str, ...]:
-        """The libraries that registered groups."""
-        with self._lock:
-            return tuple(self._groups)
-
     def groups(self) -> frozenset[str]:
         """All groups."""
         with self._lock:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import (
-    ReadableSpan,
-    SpanLimits,
-    SpanProcessor,
-    SynchronousMultiSpanProcessor,
-)
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor
 from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Tracer, TracerProvider
@@ -94,7 +89,7 @@ def build_traces(
         id_generator=id_generator_from_env() if id_generator is None else id_generator,
         span_limits=_span_limits(),
         # It is a list of processors itself: the SDK's own list around it would only cost time.
-        active_span_processor=cast("SynchronousMultiSpanProcessor", pipeline),
+        active_span_processor=cast("Any", pipeline),
     )
     return Traces(pipeline, deliveries, provider, True, provider.get_tracer(_SCOPE))
 

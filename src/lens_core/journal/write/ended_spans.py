@@ -7,8 +7,7 @@ from typing import Final
 
 from lens_core.diagnostics import diagnostics
 from lens_core.journal.spill import SpilledSpan, SpillFile
-from lens_core.journal.write.slot import Slot
-from lens_core.journal.write.table import Table
+from lens_core.journal.write.table import Slot, Table
 
 __all__ = ["SPILL_BATCH", "EndedSpans"]
 

@@ -75,10 +75,10 @@ class Heartbeat:
         table = journal.table
         if not table.live:
             return
-        if table.truncated:
+        if table.file.truncated:
             self._give_up("journal.truncated", "somebody cut the journal short")
             return
-        if not table.reachable:
+        if not table.file.reachable:
             self._give_up("journal.deleted", "somebody deleted the journal")
             return
         guard.renew()

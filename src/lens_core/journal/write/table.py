@@ -8,9 +8,9 @@ handler that starts a span in the middle of another one's start finds everything
 from __future__ import annotations
 
 import itertools
-import os
 import struct
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,10 +34,9 @@ from lens_core.journal.format import (
     Kind,
 )
 from lens_core.journal.write.bus_error import guard
-from lens_core.journal.write.slot import Slot
 from lens_core.journal.write.table_file import make_table_file
 
-__all__ = ["Table"]
+__all__ = ["Slot", "Table"]
 
 _FIRST: Final = struct.Struct("<BHIIIQBII")  # a block's header without its state, and a record's
 _FIRST_BYTES: Final = 1 + _FIRST.size
@@ -45,6 +44,31 @@ _RECORD_TAIL: Final = struct.Struct("<II")  # a record's header without its kind
 _END: Final = struct.Struct("<Q")
 _NEXT: Final = struct.Struct("<I")
 _GENERATIONS: Final = 2**32
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Where one span stands in a table.
+
+    Attributes:
+        table: The table.
+        block: Index of its first block.
+        at: Offset of that block.
+        generation: Seed of its checksums.
+        cursor: Offset at which the next record goes.
+        limit: Offset of the end of the block that ``cursor`` is in.
+        more: Indices of the further blocks.
+        thread: The thread that started the span.
+    """
+
+    table: Table
+    block: int
+    at: int
+    generation: int
+    cursor: int
+    limit: int
+    more: list[int] | None = None
+    thread: int = 0
 
 
 class Table:
@@ -60,10 +84,10 @@ class Table:
     """
 
     def __init__(self, path: Path, meta: dict[str, object], *, blocks: int) -> None:
-        self._map, self._first, self._inode = make_table_file(path, meta, blocks)
+        self.file = make_table_file(path, meta, blocks)
+        self._map, self._first = self.file.memory, self.file.first
         self.path = path
         self.blocks = blocks
-        self.size_bytes = len(self._map)
         #: False once this process must not write here: closed, or inherited in a fork.
         self.live = True
         self._free = list(range(blocks - 1, -1, -1))
@@ -75,23 +99,6 @@ class Table:
     def free_blocks(self) -> int:
         """How many blocks are free."""
         return len(self._free)
-
-    @property
-    def truncated(self) -> bool:
-        """Whether somebody cut the file short; what is stored now goes nowhere."""
-        try:
-            return self._map.size() < self.size_bytes
-        except (OSError, ValueError):
-            return True
-
-    @property
-    def reachable(self) -> bool:
-        """Whether the file is still where it was made."""
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._inode
 
     def take(self, payload: bytes, kind: int = Kind.START, state: int = SPAN) -> Slot | None:
         """Commit the first record of a span; ``None`` where no block is free."""
@@ -160,14 +167,10 @@ class Table:
 
     def stream(self, slot: Slot) -> bytes:
         """The records of a span, as bytes."""
-        memory = self._map
-        blocks = [slot.block, *(slot.more or ())]
-        parts = []
-        for block in blocks:
-            at = self._first + block * BLOCK_BYTES
-            parts.append(memory[at + BLOCK_HEADER_BYTES : at + BLOCK_BYTES])
-        used = len(blocks) * (BLOCK_BYTES - BLOCK_HEADER_BYTES) - (slot.limit - slot.cursor)
-        return b"".join(parts)[:used]
+        memory, blocks = self._map, (slot.block, *(slot.more or ()))
+        starts = (self._first + block * BLOCK_BYTES for block in blocks)
+        parts = (memory[at + BLOCK_HEADER_BYTES : at + BLOCK_BYTES] for at in starts)
+        return b"".join(parts)[: slot.cursor - slot.limit or None]
 
     def beat(
         self, time_ns: int, activity_ns: int, *, started: int, overflowed: int, oom_kills: int

@@ -8,6 +8,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,23 +24,51 @@ from lens_core.journal.format import (
 )
 from lens_core.shared_files import UNFINISHED_SUFFIX
 
-__all__ = ["make_table_file"]
+__all__ = ["TableFile", "make_table_file"]
 
 _ATTEMPTS: Final = 5
 
 
-def make_table_file(
-    path: Path, meta: Mapping[str, object], blocks: int
-) -> tuple[mmap.mmap, int, tuple[int, int]]:
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """The file of a table.
+
+    Attributes:
+        path: Where it was made.
+        memory: Its mapping.
+        first: Offset of the first block.
+        made: What the file was when it was made.
+    """
+
+    path: Path
+    memory: mmap.mmap
+    first: int
+    made: os.stat_result
+
+    @property
+    def truncated(self) -> bool:
+        """Whether somebody cut the file short; what is stored now goes nowhere."""
+        try:
+            return self.memory.size() < len(self.memory)
+        except (OSError, ValueError):
+            return True
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the file is still where it was made."""
+        try:
+            return os.path.samestat(os.stat(self.path), self.made)
+        except OSError:
+            return False
+
+
+def make_table_file(path: Path, meta: Mapping[str, object], blocks: int) -> TableFile:
     """Make the file; it appears under its name when it is complete.
 
     Args:
         path: A file of that name must not exist.
         meta: What is true of this process for its life.
         blocks: Number of blocks.
-
-    Returns:
-        The mapping, the offset of the first block, and device and inode.
 
     Raises:
         OSError: it cannot be made, or there is no room for all of it.
@@ -59,13 +88,13 @@ def make_table_file(
         memory[META_AT : META_AT + len(packed)] = packed
         memory[: len(head)] = head
         os.rename(unfinished, path)
-        found = os.fstat(descriptor)
+        made = os.fstat(descriptor)
     except BaseException:
         os.unlink(unfinished)
         raise
     finally:
         os.close(descriptor)
-    return memory, first, (found.st_dev, found.st_ino)
+    return TableFile(path, memory, first, made)
 
 
 def _create(path: Path) -> int:

@@ -31,8 +31,7 @@ from lens_core.journal.process_identity import describe_process
 from lens_core.journal.spill import SpillFile
 from lens_core.journal.write.ended_spans import SPILL_BATCH, EndedSpans
 from lens_core.journal.write.settings import JournalSettings
-from lens_core.journal.write.slot import Slot
-from lens_core.journal.write.table import Table
+from lens_core.journal.write.table import Slot, Table
 from lens_core.sdk.span_fields import scope_of
 
 __all__ = ["Journal"]
