@@ -15,7 +15,7 @@ from typing import Final
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-__all__ = ["attach_context", "get_current_context"]
+__all__ = ["attach_context", "detach", "get_current_context"]
 
 
 def _variable() -> ContextVar[Context] | None:
@@ -35,7 +35,22 @@ _current: Final = _variable()
 get_current_context: Final[Callable[[], Context]] = (
     otel_context.get_current if _current is None else _current.get
 )
-#: Makes a context current; the token is for :func:`lens_core.detach.detach`.
+#: Makes a context current; the token is for :func:`detach`.
 attach_context: Final[Callable[[Context], Token[Context]]] = (
     otel_context.attach if _current is None else _current.set
 )
+
+
+def detach(token: Token[Context]) -> None:
+    """Restore what was current before ``opentelemetry.context.attach`` gave this token.
+
+    Unlike ``opentelemetry.context.detach``, logs no traceback where the block ends in another
+    context than it began in. That is no mistake: an async generator that is left half-way is closed
+    by the event loop, in a task of its own, where nothing has to be restored.
+    """
+    try:
+        token.var.reset(token)
+    except (ValueError, RuntimeError):  # another context, or taken back already
+        return
+    except AttributeError:  # kept elsewhere, as OTEL_PYTHON_CONTEXT says
+        otel_context.detach(token)

@@ -19,7 +19,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import Carrier, CarrierStatus
-from lens_core.detach import detach
+from lens_core.current_context import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.propagation import read_carrier
 from lens_core.semconv import LENS_CARRIER

@@ -14,8 +14,7 @@ from opentelemetry.trace import DEFAULT_TRACE_STATE, Span, SpanContext
 from lens_core.carrier import Carrier
 from lens_core.carrier_size import check_carrier
 from lens_core.compat import SPAN_CONTEXT
-from lens_core.current_context import get_current_context
-from lens_core.detach import detach
+from lens_core.current_context import detach, get_current_context
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.global_textmap import get_global_textmap, plain_w3c
 from lens_core.native import compiled

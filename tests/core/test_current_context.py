@@ -8,8 +8,7 @@ import sys
 
 from opentelemetry import context as otel_context
 
-from lens_core.current_context import attach_context, get_current_context
-from lens_core.detach import detach
+from lens_core.current_context import attach_context, detach, get_current_context
 
 #: A context kept elsewhere, as OTEL_PYTHON_CONTEXT may name it; its tokens are its own.
 ELSEWHERE = """
@@ -30,7 +29,7 @@ class Kept:
 otel_context._RUNTIME_CONTEXT = Kept()
 from lens_core.current_context import attach_context, get_current_context
 assert get_current_context() == {"kept": "elsewhere"}
-from lens_core.detach import detach
+from lens_core.current_context import detach
 token = attach_context(Context({"kept": "here"}))
 assert otel_context.get_current() == {"kept": "here"}
 detach(token)

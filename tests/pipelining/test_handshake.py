@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lens_contrib.pipelining.handshake import _problem
+from lens_contrib.pipelining.membership import _problem
 from lens_core.errors import AgreementError
 from tests.gloo import run_ranks
 from tests.pipelining import programs

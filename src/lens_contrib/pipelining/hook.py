@@ -1,5 +1,7 @@
 """One method of a user's object, overridden on the instance, and put back.
 
+What telemetry does in the middle of such a method cannot raise into it (:func:`guarded`).
+
 A copy of the object, shallow or deep, pickled or saved by ``torch.save``, has no hooks: it is what
 a copy of the plain object would have been, and its methods drive the copy.
 """
@@ -9,9 +11,14 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
-__all__ = ["KEPT_AS", "Hook", "LeftOutOfCopies", "hook_copying"]
+from lens_core.diagnostics import describe, diagnostics
+
+__all__ = ["KEPT_AS", "Hook", "LeftOutOfCopies", "guarded", "hook_copying"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Where a schedule or stage keeps what was installed on it: on itself, so that neither outlives the
 #: other.
@@ -20,6 +27,15 @@ _ABSENT: Final = object()
 
 #: Makes, of a method, what is called in its place.
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def guarded(action: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """The action's result; ``None`` where it raised, which is counted: training goes on."""
+    try:
+        return action(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
+        diagnostics.record("pipelining.failed", describe(error))
+        return None
 
 
 class LeftOutOfCopies:

@@ -11,10 +11,9 @@ from weakref import ref
 from opentelemetry.trace import Tracer
 
 from lens_contrib.pipelining.compat import Pipeline, PipelineStage, stages_of
-from lens_contrib.pipelining.handshake import shake_hands
 from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
 from lens_contrib.pipelining.layout import current_layout, pipeline_key
-from lens_contrib.pipelining.membership import Membership
+from lens_contrib.pipelining.membership import Membership, shake_hands
 from lens_contrib.pipelining.registry import pipeline_of
 from lens_contrib.pipelining.schedule_run import PipelineTrace
 from lens_contrib.pipelining.stage_hooks import StageHooks

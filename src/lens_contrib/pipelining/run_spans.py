@@ -11,7 +11,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, Tracer
 
-from lens_contrib.pipelining.guarded import guarded
+from lens_contrib.pipelining.hook import guarded
 from lens_contrib.pipelining.hop_spans import HopSpans, Place
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.membership import Membership

@@ -8,7 +8,7 @@ from typing import Final
 
 from opentelemetry.trace import Tracer
 
-from lens_contrib.pipelining.guarded import guarded
+from lens_contrib.pipelining.hook import guarded
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.membership import Membership
 from lens_contrib.pipelining.run_spans import RunSpans

@@ -16,10 +16,9 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from lens_contrib.pipelining.compat import PipelineStage
-from lens_contrib.pipelining.guarded import guarded
-from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, hook_copying
+from lens_contrib.pipelining.hook import KEPT_AS, Hook, LeftOutOfCopies, guarded, hook_copying
 from lens_contrib.pipelining.schedule_run import PipelineTrace
-from lens_core.detach import detach
+from lens_core.current_context import detach
 from lens_core.spans.status import record_error
 
 __all__ = ["StageHooks"]

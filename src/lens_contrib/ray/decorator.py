@@ -92,73 +92,59 @@ def traced_remote_call(
     """
     if relation not in get_args(Relation):
         raise ConfigError("relation", relation, "'child' or 'link'")
-    settings = _Settings(tracer, name, inject, relation, attributes, producer)
+    spec: CallSpec = {
+        "name": name or "",
+        "method": "",
+        "relation": relation,
+        "attributes": dict(attributes or {}),
+        "tracer": None if tracer is None else LocalTracer(tracer),
+        "producer": producer,
+    }
     if target is None:
-        return lambda actual: cast("_T", settings.apply(actual))
-    return cast("_T", settings.apply(target))
+        return lambda actual: cast("_T", _decorate(actual, spec, inject))
+    return cast("_T", _decorate(target, spec, inject))
 
 
 traced = traced_remote_call
 
 
-class _Settings:
-    """The decorator's arguments, ready to be applied to a target of any kind."""
+def _decorate(target: object, spec: CallSpec, inject: bool, qualified: str = "") -> object:
+    """The same target, traced; ``spec`` is what its spans have in common."""
+    if isinstance(target, staticmethod | classmethod):
+        return type(target)(_function(target.__func__, spec, inject, qualified))
+    if isinstance(target, RemoteFunction | ActorClass):
+        original, options = definition(target)
+        remote: Any = ray.remote
+        decorated = _decorate(original, spec, inject, qualified)
+        return remote(**options)(decorated) if options else remote(decorated)
+    if isinstance(target, type):
+        return _class(target, spec, inject)
+    if isinstance(target, FunctionType):
+        return _function(target, spec, inject, qualified)
+    raise MessageError(
+        f"{type(target).__name__} cannot be traced; decorate the function or class itself"
+    )
 
-    def __init__(
-        self,
-        tracer: Tracer | None,
-        name: str | None,
-        inject: bool,
-        relation: Relation,
-        attributes: Mapping[str, AttributeValue] | None,
-        producer: bool,
-    ) -> None:
-        self._tracer = None if tracer is None else LocalTracer(tracer)
-        self._name = name
-        self._inject = inject
-        self._relation = relation
-        self._attributes = dict(attributes or {})
-        self._producer = producer
 
-    def apply(self, target: object, qualified: str | None = None) -> object:
-        if isinstance(target, staticmethod | classmethod):
-            return type(target)(self._function(target.__func__, qualified))
-        if isinstance(target, RemoteFunction | ActorClass):
-            original, options = definition(target)
-            remote: Any = ray.remote
-            decorated = self.apply(original, qualified)
-            return remote(**options)(decorated) if options else remote(decorated)
-        if isinstance(target, type):
-            return self._class(target)
-        if isinstance(target, FunctionType):
-            return self._function(target, qualified)
-        raise MessageError(
-            f"{type(target).__name__} cannot be traced; decorate the function or class itself"
-        )
+def _function(
+    function: Callable[..., Any], spec: CallSpec, inject: bool, qualified: str
+) -> Callable[..., Any]:
+    method = qualified or function.__qualname__.rpartition("<locals>.")[2]
+    named: CallSpec = {**spec, "name": spec["name"] or method, "method": method}
+    return wrap_function(function, named, inject=inject)
 
-    def _function(self, function: Callable[..., Any], qualified: str | None) -> Callable[..., Any]:
-        method = qualified or function.__qualname__.rpartition("<locals>.")[2]
-        spec: CallSpec = {
-            "name": self._name or method,
-            "method": method,
-            "relation": self._relation,
-            "attributes": self._attributes,
-            "tracer": self._tracer,
-            "producer": self._producer,
-        }
-        return wrap_function(function, spec, inject=self._inject)
 
-    def _class(self, cls: type) -> type:
-        # All that a caller can reach: __init__ and __call__, and the public methods of all bases.
-        names = {name for base in cls.__mro__ if base is not object for name in vars(base)}
-        for name in sorted(names):
-            if name.startswith("_") and name not in _SPECIAL:
-                continue
-            member = inspect.getattr_static(cls, name)
-            if isinstance(member, FunctionType | staticmethod | classmethod):
-                traced_member = self.apply(member, f"{cls.__name__}.{name}")
-                if getattr(traced_member, "__func__", traced_member) is not getattr(
-                    member, "__func__", member
-                ):
-                    setattr(cls, name, traced_member)
-        return cls
+def _class(cls: type, spec: CallSpec, inject: bool) -> type:
+    # All that a caller can reach: __init__ and __call__, and the public methods of all bases.
+    names = {name for base in cls.__mro__ if base is not object for name in vars(base)}
+    for name in sorted(names):
+        if name.startswith("_") and name not in _SPECIAL:
+            continue
+        member = inspect.getattr_static(cls, name)
+        if isinstance(member, FunctionType | staticmethod | classmethod):
+            traced_member = _decorate(member, spec, inject, f"{cls.__name__}.{name}")
+            if getattr(traced_member, "__func__", traced_member) is not getattr(
+                member, "__func__", member
+            ):
+                setattr(cls, name, traced_member)
+    return cls

@@ -25,8 +25,7 @@ from lens_contrib.ray.transports import CARRIER_ARGUMENT, RayTransport
 from lens_contrib.ray.worker import provider_is_set, this_process
 from lens_core.carrier import CarrierStatus
 from lens_core.channel import Channel
-from lens_core.current_context import attach_context, get_current_context
-from lens_core.detach import detach
+from lens_core.current_context import attach_context, detach, get_current_context
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import LENS_CARRIER, LENS_TRANSPORT, RPC_METHOD, RPC_SYSTEM_NAME
 from lens_core.spans.attributes import clean_attributes

@@ -18,7 +18,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, SpanContext
 
 from lens_contrib.ray.failure import record_failure
-from lens_core.detach import detach
+from lens_core.current_context import detach
 from lens_core.semconv import RAY_WAIT_TASK_IDS, RPC_SYSTEM_NAME
 from lens_core.spans.start import start_span
 from lens_core.spans.status import end_span

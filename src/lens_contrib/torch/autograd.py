@@ -26,7 +26,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 
 from lens_contrib.torch.compat import handed_to_this_thread
-from lens_core.detach import detach
+from lens_core.current_context import detach
 
 __all__ = ["backward_context", "in_forward_context"]
 

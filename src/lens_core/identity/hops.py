@@ -24,7 +24,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import Carrier, TraceIds, remote_context
 from lens_core.channel import Channel
-from lens_core.detach import detach
+from lens_core.current_context import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
 from lens_core.identity.current import Identity

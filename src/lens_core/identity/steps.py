@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import Carrier
 from lens_core.channel import Relation
-from lens_core.detach import detach
+from lens_core.current_context import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.identity.current import Identity, current_identity
 from lens_core.identity.owned import honours_derived_ids, is_sampled, start_owned_span
@@ -46,22 +46,8 @@ _run_spans: Final[ContextVar[tuple[Identity, SpanContext] | None]] = ContextVar(
 )
 
 
-class _Entered:
-    """What an open step span must put back."""
-
-    __slots__ = ("context", "local", "scope", "span")
-
-    def __init__(
-        self,
-        scope: StepScope,
-        span: Span,
-        context: Token[otel_context.Context],
-        local: Token[StepScope | None],
-    ) -> None:
-        self.scope = scope
-        self.span = span
-        self.context = context
-        self.local = local
+#: What an open step span must put back.
+_Entered = tuple[StepScope, Span, Token[otel_context.Context], Token[StepScope | None]]
 
 
 class _StepSpan:
@@ -100,7 +86,7 @@ class _StepSpan:
         scope = StepScope(who, self._kind, self._step, who.open_step(self._kind, self._step))
         span = _start(scope, tracer, self._name, self._relation, attributes)
         context = otel_context.attach(trace.set_span_in_context(span))
-        self._entered = _Entered(scope, span, context, open_steps.begin(scope))
+        self._entered = (scope, span, context, open_steps.begin(scope))
         return span
 
     def __exit__(
@@ -112,11 +98,12 @@ class _StepSpan:
         entered, self._entered = self._entered, None
         if entered is None:
             return
+        scope, span, context, local = entered
         if error is not None:
-            record_error(entered.span, error)
-        open_steps.end(entered.scope, entered.local)
-        detach(entered.context)
-        end_span(entered.span)
+            record_error(span, error)
+        open_steps.end(scope, local)
+        detach(context)
+        end_span(span)
 
 
 def step_span(

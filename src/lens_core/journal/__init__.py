@@ -36,7 +36,6 @@ yet exported needs no second copy, and each fact is encoded once.
 ``read.death``           how it ended
 ``recover.recovery``     journals of dead processes as ordinary telemetry
 ``recover.truncation``   their spans, the open ones marked as cut off
-``recover.sinks``        where those go: the contract, and files
-``recover.output``       which directory that may be
+``recover.sinks``        where those go: the contract, files, and which directory that may be
 =======================  ======================================================================
 """

@@ -26,7 +26,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context as OtelContext
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer
 
-from lens_core.detach import detach
+from lens_core.current_context import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.spans.start import span_attributes, start_span
 from lens_core.spans.status import record_error

@@ -19,8 +19,8 @@ from lens_core.errors import ConfigError
 from lens_core.journal.location import journal_directory
 from lens_core.journal.pointers import write_pointer
 from lens_core.journal.read.process_files import find_process_files
-from lens_core.journal.recover.output import own_directory
 from lens_core.journal.recover.recovery import DirectorySink, RecoverySink, recover
+from lens_core.journal.recover.sinks import own_directory
 from lens_core.journal.write.processor import JournalSpanProcessor
 from lens_core.journal.write.settings import JournalSettings, Keeps
 from lens_core.telemetry.config import JOURNAL_MODES, NemoLensConfig

@@ -17,13 +17,13 @@ import click
 
 from lens_core.diagnostics import describe
 from lens_core.journal.location import search_roots
-from lens_core.journal.recover.output import own_directory
 from lens_core.journal.recover.recovery import (
     DirectorySink,
     RecoveryResult,
     RecoverySink,
     recover,
 )
+from lens_core.journal.recover.sinks import own_directory
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
 from lens_core.telemetry.journaling import SenderSink
 from lens_tools.launch.child import (

@@ -11,9 +11,9 @@ import click
 from rich.console import Console
 
 from lens_core.journal.location import search
-from lens_core.journal.recover.output import own_directory
 from lens_core.journal.recover.recovery import DirectorySink, RecoveryResult, RecoverySink
 from lens_core.journal.recover.recovery import recover as recover_journals
+from lens_core.journal.recover.sinks import own_directory
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
 from lens_core.telemetry.journaling import SenderSink
 from lens_tools.options import otlp_option, recovered_to_options, seconds_option

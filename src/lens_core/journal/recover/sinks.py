@@ -1,7 +1,9 @@
-"""Where recovered spans go: the contract, and files in a run's directory."""
+"""Where recovered spans go: the contract, files in a run's directory, and which that may be."""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ from lens_core.otlp.json_spans import JsonObject, encode_spans, to_line
 from lens_core.otlp.lines import read_lines, span_groups
 from lens_core.shared_files import write_atomically
 
-__all__ = ["DirectorySink", "RecoverySink", "written_by_itself"]
+__all__ = ["DirectorySink", "RecoverySink", "own_directory", "written_by_itself"]
 
 _SPANS_PER_LINE: Final = 512
 _PREFIX: Final = "recovered-"
@@ -48,6 +50,44 @@ class DirectorySink:
         new = [span for span in spans if _span_id(span) not in there]
         before = path.read_bytes() if path.is_file() else b""
         write_atomically(path, _content(before, new), sync=True)
+
+
+def own_directory(meta: Mapping[str, object]) -> Path:
+    """The directory that a process wrote its files to, if its user is this one.
+
+    A journal can be anybody's who may write where journals are, and who recovers it can often write
+    where that one cannot.
+
+    Args:
+        meta: What the journal says of its process.
+
+    Raises:
+        OSError: it names none, or one that is not in a directory of this user.
+    """
+    named = meta.get("output_dir")
+    if not isinstance(named, str) or not os.path.isabs(named):
+        raise OSError(
+            f"it names no directory for its spans ({named!r:.200}); give one: --output DIR"
+        )
+    directory = Path(named)
+    try:
+        there = _existing(directory)
+        is_ours = there.stat().st_uid == os.getuid() and stat.S_ISDIR(there.stat().st_mode)
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"{directory} cannot be looked at ({error}); give another: --output DIR"
+        ) from None
+    if not is_ours:
+        raise OSError(f"{there} does not belong to this user; give another: --output DIR")
+    return directory
+
+
+def _existing(directory: Path) -> Path:
+    """The directory, or the nearest above it that is there."""
+    path = directory
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
 
 
 def written_by_itself(meta: Mapping[str, object], span_ids: Set[int]) -> set[int]:
