@@ -118,8 +118,4 @@ PRIVATE_NAMES: Final = (
         "a tracer given to @traced before a provider is set has no name in Ray's workers",
     ),
 )
-
-
-def check_private_names() -> list[str]:
-    """What is missing of the private names, and what stops working without it; empty if none."""
-    return missing_names(PRIVATE_NAMES)
+check_private_names: Final = functools.partial(missing_names, PRIVATE_NAMES)

@@ -5,6 +5,7 @@ Read off torch 2.13. :func:`check_private_names` says what is lost with a versio
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from lens_core.errors import MissingExtraError, SetupError
@@ -67,8 +68,4 @@ PRIVATE_NAMES: Final = (
     PrivateNames("_stage", lambda: PipelineScheduleSingle.__init__, _UNTRACED),
     PrivateNames("_stages", lambda: PipelineScheduleMulti.__init__, _UNTRACED),
 )
-
-
-def check_private_names() -> list[str]:
-    """What is missing of the private names, and what stops working without it; empty if none."""
-    return missing_names(PRIVATE_NAMES)
+check_private_names: Final = partial(missing_names, PRIVATE_NAMES)

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import ray
@@ -200,11 +201,6 @@ def patch(init: _Function, modify_class: _Function, remote: _Function) -> None:
 _raylet: Any = ray._raylet
 
 
-def check_private_names() -> list[str]:
-    """What this version of Ray lacks, each with what stops working. Needs no cluster."""
-    return missing_names(PRIVATE_NAMES)
-
-
 def _exit_of_actor() -> object:
     try:
         _raylet.raise_sys_exit_with_custom_error_message("")
@@ -279,3 +275,4 @@ PRIVATE_NAMES: Final = (
     PrivateNames("_signature _func", lambda: _client("ClientRemoteFunc"), _CLIENT),
     PrivateNames("_remote_stub", lambda: _client("OptionWrapper"), _CLIENT),
 )
+check_private_names: Final = partial(missing_names, PRIVATE_NAMES)

@@ -56,8 +56,4 @@ PRIVATE_NAMES: Final = (
         "the default group is asked for in the public way, which is right and a little slower",
     ),
 )
-
-
-def check_private_names() -> list[str]:
-    """What is missing of the private names, and what stops working without it; empty if none."""
-    return missing_names(PRIVATE_NAMES)
+check_private_names: Final = functools.partial(missing_names, PRIVATE_NAMES)

@@ -7,13 +7,12 @@ SDK has taken them: exactly what the SDK kept, with its limits applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from lens_core.diagnostics import describe, diagnostics
@@ -39,7 +38,7 @@ from lens_core.sdk.span_fields import (
     lock_of,
 )
 
-__all__ = ["JournalSpanProcessor", "JournaledExporter"]
+__all__ = ["JournalSpanProcessor"]
 
 _SAMPLED: Final = int(TraceFlags.SAMPLED)
 
@@ -111,36 +110,6 @@ class JournalSpanProcessor(SpanProcessor):
         self._stacks.open(journal.stem)
         self._heartbeat = Heartbeat(journal)
         self._heartbeat.start(cgroup_events_file())
-
-
-class JournaledExporter(SpanExporter):
-    """An exporter that tells the journal which spans it has delivered.
-
-    Args:
-        exporter: Delivers the spans.
-        exported: Called with each delivered batch: :meth:`JournalSpanProcessor.exported`.
-    """
-
-    def __init__(
-        self, exporter: SpanExporter, exported: Callable[[Sequence[ReadableSpan]], None]
-    ) -> None:
-        self._exporter = exporter
-        self._exported = exported
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Deliver one batch."""
-        result = self._exporter.export(spans)
-        if result is SpanExportResult.SUCCESS:
-            self._exported(spans)
-        return result
-
-    def shutdown(self) -> None:
-        """Shut the exporter down."""
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the exporter."""
-        return self._exporter.force_flush(timeout_millis)
 
 
 _classes: Final[dict[type, type]] = {}
