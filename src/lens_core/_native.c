@@ -12,8 +12,11 @@
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The layout of lens_core.frame, little-endian. */
 enum {
@@ -335,6 +338,54 @@ static PyObject *current_carrier(PyObject *module, PyObject *const *args, Py_ssi
     return slow_way(kept, args, nargs, kwnames);
 }
 
+/* ---- watch_signal(signum, fd) -> bool, unwatch_signal(fd) ----------------------------------- */
+
+/* Python runs a handler on its main thread, when that is between two bytecodes; a thread that is
+ * stuck in C never is. The interpreter's wake-up descriptor tells at once, but there is one, and an
+ * event loop takes it. So the handler that Python installed is called from one of ours, which
+ * writes the number to a descriptor of ours first. A process has one disposition for a signal,
+ * whatever interpreters it has, so this state is the process's. */
+static struct sigaction behind;
+static volatile sig_atomic_t watching = -1; /* the descriptor */
+static volatile pid_t watcher;
+
+static void on_signal(int signum, siginfo_t *info, void *context) {
+    int before = errno, fd = watching;
+    unsigned char number = (unsigned char)signum;
+    /* A forked child has the parent's pipe until it lets go of it. */
+    if (fd >= 0 && watcher == getpid() && write(fd, &number, 1) < 0) { /* full: it is read soon */ }
+    errno = before;
+    if (behind.sa_flags & SA_SIGINFO)
+        behind.sa_sigaction(signum, info, context);
+    else if (behind.sa_handler != SIG_DFL && behind.sa_handler != SIG_IGN)
+        behind.sa_handler(signum);
+}
+
+static PyObject *watch_signal(PyObject *module, PyObject *args) {
+    int signum, fd;
+    struct sigaction now, ours;
+    if (!PyArg_ParseTuple(args, "ii", &signum, &fd)) return NULL;
+    if (sigaction(signum, NULL, &now) < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != on_signal) {
+        /* Python's own handler must be there: what is behind ours is called. */
+        if (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN) Py_RETURN_FALSE;
+        behind = ours = now;
+        ours.sa_flags |= SA_SIGINFO;
+        ours.sa_sigaction = on_signal;
+        if (sigaction(signum, &ours, NULL) < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    watcher = getpid();
+    watching = fd;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *unwatch_signal(PyObject *module, PyObject *args) {
+    int fd;
+    if (!PyArg_ParseTuple(args, "i", &fd)) return NULL;
+    if (watching == fd) watching = -1;
+    Py_RETURN_NONE;
+}
+
 /* ---- the module ----------------------------------------------------------------------------- */
 
 #define FUNCTION(name, signature)                                                   \
@@ -377,6 +428,11 @@ static PyObject *bind(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, "The compiled function of a name, with what it keeps."},
+    {"watch_signal", watch_signal, METH_VARARGS,
+     "Write a signal's number to a descriptor before Python's handler sees it.\n\n"
+     "For one signal of the process. False where no handler of Python's is installed for it."},
+    {"unwatch_signal", unwatch_signal, METH_VARARGS,
+     "Never write to this descriptor any more; nothing where another is written to."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-"""The compiled short way of a message's context: whether there is one, and why there is none.
+"""The compiled part: whether there is one, why there is none, and what is bound to it.
 
 ``_native.c``, beside this module, is a C extension for the limited API, which the build makes where
 there is a compiler. Everything works without it, a few microseconds a message slower
@@ -8,14 +8,16 @@ go on without it.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from types import ModuleType
+from typing import Any, Final, Protocol, TypeVar
 
 from lens_core.carrier import Carrier
 from lens_core.errors import LensError
 
-__all__ = ["NATIVE", "NativeCoreError", "compiled", "in_python"]
+__all__ = ["NATIVE", "NativeCoreError", "compiled", "in_python", "signal_watch"]
 
 #: With what it makes a carrier of ids: the type and its slots.
 _CARRIER: Final = (Carrier, *Carrier.__slots__)
@@ -33,23 +35,37 @@ class NativeCoreError(LensError, ImportError):
         self.problem = problem
 
 
-def _load() -> tuple[Callable[..., Any] | None, str]:
+def _load() -> tuple[ModuleType | None, str]:
     wanted = os.environ.get("LENS_NATIVE", "").strip()
     if wanted == "0":
         return None, "LENS_NATIVE=0"
     try:
-        from lens_core._native import bind  # noqa: PLC0415 - there only where it was built
+        native = importlib.import_module("lens_core._native")
     except ImportError as error:
         if wanted == "1":
             raise NativeCoreError(str(error)) from error
         return None, str(error)
-    return bind, ""
+    return native, ""
 
 
-_bind, _why_not = _load()
+_native, _why_not = _load()
 
 #: ``"compiled code"``, or why it is not: what ``lens doctor`` says.
-NATIVE: Final = f"plain Python ({_why_not})" if _bind is None else "compiled code"
+NATIVE: Final = f"plain Python ({_why_not})" if _native is None else "compiled code"
+
+
+class SignalWatch(Protocol):
+    """Has a signal's number written to a descriptor at once, whatever the main thread does."""
+
+    def watch_signal(self, signum: int, fd: int, /) -> bool:
+        """Begin with that; false where Python has no handler for the signal."""
+
+    def unwatch_signal(self, fd: int, /) -> None:
+        """End it, if it is this descriptor."""
+
+
+#: ``None`` in plain Python.
+signal_watch: Final[SignalWatch | None] = _native
 #: The contract of each compiled function, in Python, by its name.
 in_python: Final[dict[str, Callable[..., Any]]] = {}
 
@@ -66,9 +82,9 @@ def compiled(*kept: object) -> Callable[[_F], _F]:
 
     def decorate(function: _F) -> _F:
         in_python[function.__name__] = function
-        if _bind is None:
+        if _native is None:
             return function
-        fast: _F = _bind(function.__name__, function, *_CARRIER, *kept)
+        fast: _F = _native.bind(function.__name__, function, *_CARRIER, *kept)
         return fast
 
     return decorate

@@ -5,9 +5,11 @@ import signal
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 
 import pytest
 
+from lens_core.native import NATIVE
 from tests.telemetry.harness import (
     attributes,
     environment,
@@ -160,6 +162,60 @@ def test_sigterm_while_stuck_in_a_collective(handler, tmp_path):
             for each in (other, process):
                 each.kill()
                 each.communicate()
+
+
+#: What is left of the interpreter's wake-up descriptor, or of the handler, when these have run.
+TAKEN = {
+    "a loop with a handler of another signal, closed": """
+        loop = asyncio.new_event_loop()
+        loop.add_signal_handler(signal.SIGUSR1, print)
+        loop.close()
+    """,
+    "asyncio.run with a handler of SIGTERM": """
+        async def main():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print)
+        asyncio.run(main())
+        time.sleep(2.5)  # looked after once a second, between two bytecodes
+    """,
+    "the descriptor set to none": "signal.set_wakeup_fd(-1)",
+    "the handler set to the default": """
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(2.5)
+    """,
+    "a loop that is still there": """
+        loop = asyncio.new_event_loop()
+        loop.add_signal_handler(signal.SIGUSR1, print)
+    """,
+}
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_sigterm_while_stuck_after_an_event_loop(native, tmp_path):
+    if native == "1" and NATIVE != "compiled code":
+        pytest.skip(NATIVE)
+    begin = "import asyncio, ctypes\nwork(); spans = leave_open()\n"
+    end = "\nprint('ready', flush=True); time.sleep(1.5)\n" + "ctypes.CDLL(None).sleep(60)\n" * 2
+    taken = dict(TAKEN)
+    if native == "0":
+        # The interpreter tells the loop alone, which is stuck: what plain Python cannot do.
+        del taken["a loop that is still there"]
+    processes = {}
+    with ExitStack() as stack:
+        for index, (name, code) in enumerate(taken.items()):
+            receiver = stack.enter_context(receiving())
+            environ = environment(tmp_path / str(index), receiver.endpoint, LENS_NATIVE=native)
+            process = start(begin + textwrap.dedent(code) + end, environ)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            processes[name] = process, receiver
+        for process, _ in processes.values():
+            assert process.stdout.readline().strip() == "ready"
+        time.sleep(2.5)  # now all are stuck
+        for process, _ in processes.values():
+            process.send_signal(signal.SIGTERM)
+        for name, (process, receiver) in processes.items():
+            assert process.wait(timeout=30) == -signal.SIGTERM, (name, process.stderr.read())
+            assert_all_arrived(receiver, "SIGTERM")
 
 
 @pytest.mark.parametrize("ending", ["", "handle.shutdown()", "time.sleep(0.1); sys.exit(1)"])

@@ -2,8 +2,10 @@
 
 Python runs signal handlers on the main thread, between two bytecodes. A main thread that waits in C
 for a peer that is gone never gets there, and is killed some seconds later with all that was not yet
-sent. The interpreter does write each signal's number to a *wake-up file descriptor* at once, in C;
-a thread reads it and saves what there is.
+sent. So a thread of ours reads the signal's number from a pipe. The interpreter writes it there at
+once, in C; but of its *wake-up file descriptor* there is only one, which an event loop with signal
+handlers takes, and leaves none behind. So the compiled part writes it too, from a C handler before
+Python's. Both are looked after once a second, and the handler too, which a loop leaves at default.
 
 What was there before keeps its meaning: the default still kills the process (after telemetry is
 saved), an ignored signal stays ignored, and a handler is called as if nothing had been installed.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -25,9 +28,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+from lens_core.native import signal_watch
+
 __all__ = ["TerminationGuard"]
 
 _STOP: Final = b"\0"
+_LOOK_AFTER_EVERY_S: Final = 1.0
 
 
 class TerminationGuard:
@@ -55,7 +61,6 @@ class TerminationGuard:
         self._previous: Callable[[int, FrameType | None], object] | int | None = None
         self._handler = self._handle  # one object, so that identity tells whether it is installed
         self._installed = False
-        self._owns_wakeup = False
         self._reacted = False
         self._pipe: tuple[int, int] | None = None
         fork = weakref.WeakMethod(self._after_fork)
@@ -80,24 +85,27 @@ class TerminationGuard:
         except ValueError:  # a sub-interpreter
             self._close_pipe()
             return False
-        other = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        self._owns_wakeup = other == -1
-        if not self._owns_wakeup:
-            signal.set_wakeup_fd(other)  # an event loop's; then only the handler tells us
         self._installed = True
+        self._watch_c_handler()
+        self._take_wakeup_fd()
         threading.Thread(
             target=self._watch, args=(read_fd,), name="lens-signals", daemon=True
         ).start()
         return True
 
     def uninstall(self) -> None:
-        """Put back what was there, where that is possible: on the main thread, if still ours."""
+        """Put back what was there, if it is still ours; on the main thread, at once or soon."""
         if not self._installed:
             return
         self._installed = False
         if threading.current_thread() is threading.main_thread():
-            self._put_back()
-        if self._pipe is not None:
+            self._end()
+        else:
+            _on_main_thread(self._end)
+
+    def _end(self) -> None:
+        self._put_back()
+        if self._pipe is not None:  # closed by who reads it, when nobody writes to it any more
             with contextlib.suppress(OSError):
                 os.write(self._pipe[1], _STOP)
 
@@ -105,11 +113,33 @@ class TerminationGuard:
         with contextlib.suppress(ValueError, TypeError):
             if signal.getsignal(signal.SIGTERM) is self._handler and self._previous is not None:
                 signal.signal(signal.SIGTERM, self._previous)
-            if self._owns_wakeup and self._pipe is not None:
-                current = signal.set_wakeup_fd(-1)
-                if current not in (-1, self._pipe[1]):
-                    signal.set_wakeup_fd(current)
-        self._owns_wakeup = False
+        if self._pipe is not None:
+            _swap_wakeup_fd(self._pipe[1], -1)
+
+    def _watch_c_handler(self) -> None:
+        """Have the pipe told of each SIGTERM by a C handler in front of Python's; on any thread."""
+        if self._installed and self._pipe is not None and signal_watch is not None:
+            signal_watch.watch_signal(signal.SIGTERM, self._pipe[1])
+
+    def _take_wakeup_fd(self) -> None:
+        """The same by the wake-up descriptor, if nobody has it; on the main thread."""
+        if self._installed and self._pipe is not None:
+            _swap_wakeup_fd(-1, self._pipe[1])
+
+    def _look_after(self) -> None:
+        """Put back what an event loop took when it closed, and what a new handler took."""
+        self._watch_c_handler()
+        at_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if signal_watch is None or (at_default and self._previous is signal.SIG_DFL):
+            _on_main_thread(self._restore)
+
+    def _restore(self) -> None:
+        if not self._installed:
+            return
+        if self._previous is signal.SIG_DFL and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._handler)
+        self._watch_c_handler()
+        self._take_wakeup_fd()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         """Runs on the main thread. Must not wait: that thread may hold any lock."""
@@ -118,7 +148,7 @@ class TerminationGuard:
             if self._previous is signal.SIG_DFL:
                 _die(signum)
         elif self._pipe is not None:
-            # Also where the wake-up descriptor was ours: an event loop may have taken it since.
+            # Also where C has told us: an event loop may have taken what does.
             with contextlib.suppress(OSError):
                 os.write(self._pipe[1], bytes([signum]))
         if callable(self._previous):
@@ -127,13 +157,16 @@ class TerminationGuard:
     def _watch(self, read_fd: int) -> None:
         while True:
             try:
+                if not select.select([read_fd], [], [], _LOOK_AFTER_EVERY_S)[0]:
+                    self._look_after()
+                    continue
                 signals = os.read(read_fd, 64)
-            except OSError:
+            except (OSError, ValueError):
                 return
             if not signals or _STOP[0] in signals:
                 self._close_pipe()
                 return
-            if signal.SIGTERM in signals:
+            if signal.SIGTERM in signals:  # once or twice
                 self._on_sigterm()
 
     def _on_sigterm(self) -> None:
@@ -153,6 +186,8 @@ class TerminationGuard:
 
     def _close_pipe(self) -> None:
         pipe, self._pipe = self._pipe, None
+        if pipe is not None and signal_watch is not None:
+            signal_watch.unwatch_signal(pipe[1])
         for descriptor in pipe or ():
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -168,6 +203,35 @@ class TerminationGuard:
 def _position_of_main_thread() -> tuple[int, int] | None:
     frame = sys._current_frames().get(threading.main_thread().ident or -1)
     return None if frame is None else (id(frame), frame.f_lasti)
+
+
+def _swap_wakeup_fd(expected: int, wanted: int) -> None:
+    """Set the interpreter's wake-up descriptor if it is the expected one."""
+    with contextlib.suppress(ValueError):  # not on the main thread
+        found = signal.set_wakeup_fd(wanted, warn_on_full_buffer=False)
+        if found not in (expected, wanted):
+            signal.set_wakeup_fd(found)  # an event loop's; then only the handler tells us
+
+
+_to_do: Final[list[Callable[[], None]]] = []
+
+
+def _run_what_is_to_do(_: int | None) -> int:
+    with contextlib.suppress(Exception):
+        while _to_do:
+            _to_do.pop()()
+    return 0
+
+
+#: It must stay as long as the interpreter may call it.
+_PENDING_CALL: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_what_is_to_do)
+
+
+def _on_main_thread(action: Callable[[], None]) -> None:
+    """Have the main thread do this between two of its bytecodes, as it runs signal handlers."""
+    if not _to_do:  # else it is stuck, and one call waits for it already
+        _to_do.append(action)
+        ctypes.pythonapi.Py_AddPendingCall(_PENDING_CALL, None)
 
 
 def _die(signum: int) -> None:
