@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Final
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_private_names",
     "global_textmap_of",
     "is_suppressed",
+    "is_unset",
     "propagators_of",
     "real_tracer",
     "scope_of_tracer",
@@ -63,6 +65,11 @@ def suppress_instrumentation() -> None:
 def is_suppressed() -> bool:
     """Whether what happens now must not become telemetry."""
     return bool(otel_context.get_value(_SUPPRESS))
+
+
+def is_unset(provider: object) -> bool:
+    """Whether it is the API's stand-in for a meter provider, which it is until one is set."""
+    return type(provider).__name__ == "_ProxyMeterProvider"
 
 
 def real_tracer(tracer: Tracer) -> object:
@@ -106,6 +113,11 @@ PRIVATE_NAMES: Final = (
         "_SUPPRESS_INSTRUMENTATION_KEY",
         lambda: otel_context,
         "what HTTP clients and loggers do for an export becomes telemetry itself",
+    ),
+    PrivateNames(
+        "_ProxyMeterProvider",
+        lambda: import_module("opentelemetry.metrics._internal"),
+        "no metrics are sent: the application is taken to have set a meter provider of its own",
     ),
     PrivateNames(
         "_tracer",

@@ -86,7 +86,7 @@ def _candidates(module):
     return [
         node
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call | ast.Compare)
         or (isinstance(node, ast.Attribute) and node.attr.startswith("_"))
     ]
 
@@ -130,6 +130,10 @@ def _used(node, tops, own, everywhere):
             node.attr not in known and top not in sys.stdlib_module_names and top not in PACKAGES
         ):
             yield node.attr
+    if isinstance(node, ast.Compare) and getattr(node.left, "attr", "") == "__name__":
+        # Their class, by its name: it is not even missed where it goes.
+        values = (getattr(one, "value", "") for one in node.comparators)
+        yield from (one for one in values if isinstance(one, str) and _private(one))
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -212,6 +216,7 @@ def test_the_hooks_of_a_stage_are_those_that_are_tested():
         ("def f(span):\n    return span._nobody_of_ours", "_nobody_of_ours"),
         ("def f(span):\n    span.other()._nobody_of_ours = 1", "_nobody_of_ours"),
         ("def f(span):\n    return getattr(span, '_nobody_of_ours', 1)", "_nobody_of_ours"),
+        ("def f(one):\n    return type(one).__name__ == '_TheirClass'", "_TheirClass"),
         ("class C(Foreign):\n    def f(self):\n        return self._inherited", "_inherited"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from operator import attrgetter
 
 import pytest
@@ -80,6 +81,18 @@ def test_spans_that_hold_more_than_is_known_are_named(monkeypatch):
     monkeypatch.setattr(BoundedAttributes, "__init__", with_more)
     (problem,) = compat.check_private_names()
     assert problem.startswith("spans as they are known here (spans are built differently): ")
+
+
+def test_what_the_environment_says_is_no_missing_name(monkeypatch):
+    for name, value in {
+        "OTEL_SDK_DISABLED": "true",
+        "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "many",
+        "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "5",
+        "OTEL_TRACES_SAMPLER": "always_off",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert compat.check_private_names() == []
+    assert os.environ["OTEL_SDK_DISABLED"] == "true"
 
 
 def test_an_sdk_without_the_class_of_open_spans_is_named(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 from opentelemetry.attributes import BoundedAttributes
@@ -12,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
 from lens_core.private_names import PrivateNames, missing_names
-from lens_core.sdk.remote_children import prototype_of
+from lens_core.sdk.remote_children import RemoteChildren
 from lens_core.sdk.span_fields import PROBE
 
 __all__ = ["PRIVATE_NAMES", "check_private_names", "is_registered"]
@@ -24,9 +25,13 @@ def is_registered(reader: MetricReader) -> bool:
 
 
 def _tracer() -> Any:
-    provider = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
-    tracer: Any = provider.get_tracer("lens_core")
-    return tracer
+    """A tracer of the SDK as it is by itself, whatever the environment makes of it."""
+    hidden = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("OTEL_")}
+    try:
+        provider = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
+        return provider.get_tracer("lens_core")
+    finally:
+        os.environ.update(hidden)
 
 
 _SLOWER: Final = "spans are read in the public way, which is right and slower"
@@ -69,8 +74,9 @@ PRIVATE_NAMES: Final = (
 def check_private_names() -> list[str]:
     """What is missing of the private names, and what stops working without it; empty if none."""
     problems = missing_names(PRIVATE_NAMES)
+    tracer = _tracer()
     try:
-        prototype_of(_tracer())
+        RemoteChildren(tracer, type(tracer.span_processor), None)
     except (AttributeError, TypeError) as error:
         problems.append(f"spans as they are known here ({error}): {_OWN_TRACER}")
     return problems

@@ -26,7 +26,7 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.util.types import AttributeValue
 
-__all__ = ["RemoteChildren", "prototype_of"]
+__all__ = ["RemoteChildren"]
 
 # Known to opentelemetry-api from 1.40 on; older ones write flags without it.
 _RANDOM: Final = int(getattr(TraceFlags, "RANDOM_TRACE_ID", 0))
@@ -125,7 +125,10 @@ class RemoteChildren:
     )
 
     def __init__(
-        self, tracer: object, pipeline_type: type[_Pipeline], generator_type: type[_Generator]
+        self,
+        tracer: object,
+        pipeline_type: type[_Pipeline],
+        generator_type: type[_Generator] | None,
     ) -> None:
         if type(tracer) is not Tracer:
             raise TypeError(f"{type(tracer).__name__} is not the tracer of the SDK")
@@ -147,7 +150,7 @@ class RemoteChildren:
         self._generator = tracer.id_generator
         own: Any = self._generator
         self._draw: Callable[[int], int] = own.draw if type(own) is generator_type else _draws_zero
-        self._span, self._attributes = prototype_of(tracer)
+        self._span, self._attributes = _prototype(tracer)
         #: The last parent and what a child takes from it: calls come in bursts.
         self._last: tuple[Any, int, TraceFlags, TraceState] = (None, 0, _SAMPLED, TraceState())
 
@@ -212,7 +215,7 @@ def _draws_zero(bits: int) -> int:
     return 0
 
 
-def prototype_of(tracer: Tracer) -> tuple[Mapping[str, object], Mapping[str, object]]:
+def _prototype(tracer: Tracer) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """What every span of a tracer holds, and what its attributes hold beside themselves.
 
     Raises:

@@ -28,6 +28,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import Attributes
 
+from lens_core.compat import is_unset
 from lens_core.sdk.remote_children import RemoteChildren
 from lens_core.telemetry.ids import PrivateIdGenerator
 from lens_core.telemetry.pipeline.span_pipeline import SpanAttachment, SpanPipeline
@@ -127,9 +128,8 @@ def foreign_tracer_provider() -> TracerProvider | None:
 def foreign_meter_provider() -> MeterProvider | None:
     """The meter provider that the application installed, or ``None``."""
     current = metrics.get_meter_provider()
-    # The API keeps the class of "nothing installed yet" to itself.
-    unset = type(current).__name__ == "_ProxyMeterProvider"
-    return None if unset or isinstance(current, SwitchMeterProvider) else current
+    ours = is_unset(current) or isinstance(current, SwitchMeterProvider)
+    return None if ours else current
 
 
 def attachment_of(provider: SdkTracerProvider) -> SpanAttachment:
