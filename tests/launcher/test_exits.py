@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from lens_core.journal.exit_note import exit_note_path, read_exit_note, write_exit_note
+from lens_core.journal.notes import exit_note_path, read_exit_note, write_exit_note
 from lens_core.journal.process_identity import start_ticks
 from lens_tools.launch.exits import exit_status_of, parent_of
 

@@ -18,7 +18,7 @@ yet exported needs no second copy, and each fact is encoded once.
 ``process_identity``     which process wrote a journal
 ``location``             where journals are
 ``pointers``             says in a run's directory where they are
-``exit_note``            how a process ended, from who saw that
+``notes``                how a process ended, and how much of a spill file has been delivered
 ``write.settings``       what a journal keeps, and where
 ``write.table``          the memory-mapped file of this process: takes blocks, commits records
 ``write.table_file``     makes that file, whole
@@ -31,7 +31,6 @@ yet exported needs no second copy, and each fact is encoded once.
 ``write.processor``      plugs it into the SDK
 ``read.reader``          journals of other processes, alive or dead
 ``read.process_files``   all files of one of them
-``read.shipped``         how much of a spill file an agent has delivered
 ``read.liveness``        whether the process that wrote a journal is still there
 ``read.death``           how it ended
 ``recover.recovery``     journals of dead processes as ordinary telemetry

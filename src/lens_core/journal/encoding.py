@@ -19,13 +19,12 @@ from lens_core.journal.format import IS_REMOTE
 from lens_core.sdk.span_fields import started_fields, values_of
 
 __all__ = [
-    "encode_attributes",
     "encode_event",
     "encode_link",
-    "encode_name",
     "encode_scope",
     "encode_start",
     "encode_status",
+    "encode_value",
 ]
 
 # One packer for all threads: a call to pack() does not give up the interpreter lock.
@@ -59,40 +58,30 @@ def encode_start(span: Span, context: SpanContext, scope_index: int, thread: int
     try:
         return _packer.pack(content)  # type: ignore[no-any-return]
     except (OverflowError, ValueError, TypeError):
-        return _pack(content)
-
-
-def encode_attributes(attributes: Mapping[str, object]) -> bytes:
-    """Attributes that were set while the span was open."""
-    return _pack(attributes)
+        return encode_value(content)
 
 
 def encode_event(event: Event) -> bytes:
     """An event."""
-    return _pack((event.name, event.timestamp, _plain(event.attributes)))
+    return encode_value((event.name, event.timestamp, _plain(event.attributes)))
 
 
 def encode_link(link: Link) -> bytes:
     """A link that was added while the span was open."""
-    return _pack(_link(link))
-
-
-def encode_name(name: str) -> bytes:
-    """A new name."""
-    return _pack(name)
+    return encode_value(_link(link))
 
 
 def encode_status(status: Status) -> bytes:
     """A new status."""
-    return _pack((status.status_code.value, status.description))
+    return encode_value((status.status_code.value, status.description))
 
 
 def encode_scope(index: int, scope: InstrumentationScope | None) -> bytes:
     """An instrumentation scope and the index by which spans name it."""
     if scope is None:
-        return _pack((index, ("", None, None, None)))
+        return encode_value((index, ("", None, None, None)))
     attributes = _plain(scope.attributes)
-    return _pack((index, (scope.name, scope.version, scope.schema_url, attributes)))
+    return encode_value((index, (scope.name, scope.version, scope.schema_url, attributes)))
 
 
 def _link(link: Link) -> tuple[object, ...]:
@@ -113,7 +102,8 @@ def _plain(attributes: Any) -> dict[str, object]:
     return dict(attributes or ())
 
 
-def _pack(content: object) -> bytes:
+def encode_value(content: object) -> bytes:
+    """Attributes that were set while the span was open, a new name, or what else is a value."""
     try:
         return _packer.pack(content)  # type: ignore[no-any-return]
     except (OverflowError, ValueError, TypeError):

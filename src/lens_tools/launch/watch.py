@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lens_core.journal.exit_note import write_exit_note
+from lens_core.journal.notes import write_exit_note
 from lens_core.journal.process_identity import boot_id, pid_namespace, start_ticks
 from lens_core.journal.read.reader import JournalError, JournalHead, read_head
 from lens_core.semconv import NV_DL_RANK

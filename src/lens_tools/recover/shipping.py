@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from lens_core.journal.decoding import JournalSpan
+from lens_core.journal.notes import shipped_bytes, write_shipped_bytes
 from lens_core.journal.read.liveness import Liveness
 from lens_core.journal.read.process_files import ProcessFiles, find_process_files
-from lens_core.journal.read.shipped import shipped_bytes, write_shipped_bytes
 from lens_core.journal.recover.recovery import RecoveryResult, RecoverySink, recover
 from lens_core.journal.recover.truncation import readable_spans
 from lens_core.journal.spill import SpillReader

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from lens_core.journal.decoding import JournalSpan
-from lens_core.journal.exit_note import exit_note_path, read_exit_note
 from lens_core.journal.format import ANSWER_SUFFIX, ASK_SUFFIX, JOURNAL_SUFFIX, STACKS_SUFFIX
+from lens_core.journal.notes import exit_note_path, read_exit_note, shipped_bytes, shipped_path
 from lens_core.journal.process_identity import ProcessIdentity, boot_id
 from lens_core.journal.read.liveness import Liveness, is_alive
 from lens_core.journal.read.reader import (
@@ -24,7 +24,6 @@ from lens_core.journal.read.reader import (
     read_head,
     read_journal,
 )
-from lens_core.journal.read.shipped import shipped_bytes, shipped_path
 from lens_core.journal.spill import SPILL_SUFFIX, SpillReader
 from lens_core.shared_files import UNFINISHED_SUFFIX, open_regular, read_regular_text
 

@@ -17,11 +17,10 @@ from opentelemetry.trace import SpanContext, TraceFlags
 
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.journal.encoding import (
-    encode_attributes,
     encode_event,
     encode_link,
-    encode_name,
     encode_status,
+    encode_value,
 )
 from lens_core.journal.format import Kind
 from lens_core.journal.process_identity import cgroup_events_file
@@ -149,7 +148,7 @@ def _derive(kind: Any) -> type:
 
         def update_name(self, name: str) -> None:
             super().update_name(name)
-            _note(self, Kind.NAME, lambda: encode_name(self.name))
+            _note(self, Kind.NAME, lambda: encode_value(self.name))
 
         def set_status(self, status: Any, description: str | None = None) -> None:
             super().set_status(status, description)
@@ -175,7 +174,7 @@ def _note(span: Any, kind: int, encode: Callable[[], bytes]) -> None:
 def _attributes(span: Any, keys: Iterable[str]) -> bytes:
     """The values that the SDK has kept for these keys."""
     kept = attributes_of(span)
-    return encode_attributes({key: kept[key] for key in keys if key in kept})
+    return encode_value({key: kept[key] for key in keys if key in kept})
 
 
 def _report(error: Exception) -> None:

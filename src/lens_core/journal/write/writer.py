@@ -48,6 +48,10 @@ class Journal:
         settings: What to keep, and where.
         on_begin: Called with this journal when it has begun a file, also in a forked child.
 
+    Attributes:
+        table: The file of this process; in a forked child, the parent's until its first span.
+        stem: Its path without suffix: what the other files of this process begin with.
+
     Raises:
         OSError: the file cannot be made, or there is no room for all of it.
     """
@@ -68,17 +72,7 @@ class Journal:
     @property
     def path(self) -> Path:
         """The file of the table."""
-        return self._table.path
-
-    @property
-    def stem(self) -> Path:
-        """The same without its suffix: what the other files of this process begin with."""
-        return self._stem
-
-    @property
-    def table(self) -> Table:
-        """The file of this process; in a forked child, the parent's until its first span."""
-        return self._table
+        return self.table.path
 
     def is_main_thread_in_a_span(self) -> bool:
         """Whether the main thread has started a span that is still open."""
@@ -86,7 +80,7 @@ class Journal:
 
     def start(self, span: Span, context: SpanContext) -> Slot | None:
         """Write down a span that has started; ``None`` where there is no room."""
-        if not self._table.live and not self._begin_again():
+        if not self.table.live and not self._begin_again():
             return None
         scope = scope_of(span)
         known = self._scope_cache.get(id(scope))
@@ -94,10 +88,10 @@ class Journal:
         payload = encode_start(span, context, index, thread := threading.get_ident())
         self.started += 1
         self.moves[thread] += 1
-        slot = self._table.take(payload)
+        slot = self.table.take(payload)
         if slot is None:
             self._make_room()
-            slot = self._table.take(payload)
+            slot = self.table.take(payload)
             if slot is None:
                 self._overflow()
                 return None
@@ -131,12 +125,12 @@ class Journal:
 
     def spill(self, *, keep_free: int) -> None:
         """Move ended spans to a file, oldest first, until so many blocks are free."""
-        self._ended.spill(self._table, keep_free=keep_free)
+        self._ended.spill(self.table, keep_free=keep_free)
 
     def give_up(self) -> None:
         """Stop to write, for good, and leave the file as it is."""
         self._closed = True
-        self._table.abandon()
+        self.table.abandon()
         self._ended.close(delete=False)
 
     def close(self) -> bool:
@@ -145,7 +139,7 @@ class Journal:
         Where nothing is left, the files are deleted.
         """
         self._closed = True
-        table = self._table
+        table = self.table
         if not table.live:
             return True
         if self.settings.keeps == "ship":
@@ -157,7 +151,7 @@ class Journal:
         self._ended.close(delete=clean and self.settings.keeps != "ship")
         if clean:
             for suffix in (STACKS_SUFFIX, ASK_SUFFIX, ANSWER_SUFFIX):
-                self._stem.with_name(self._stem.name + suffix).unlink(missing_ok=True)
+                self.stem.with_name(self.stem.name + suffix).unlink(missing_ok=True)
             table.path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self.settings.directory.rmdir()  # if this was the last journal of the run here
@@ -167,7 +161,7 @@ class Journal:
         settings = self.settings
         process = describe_process()
         name = f"spans-{process.host}-{process.pid}-{time.time_ns()}"
-        self._stem = settings.directory / name
+        self.stem = settings.directory / name
         meta: dict[str, object] = {
             **process.to_mapping(),
             "attributes": dict(settings.attributes),
@@ -185,35 +179,35 @@ class Journal:
         #: How often each thread has started, changed or ended a span.
         self.moves: defaultdict[int, int] = defaultdict(int)
         self.main_thread = threading.main_thread().ident or 0
-        path = self._stem.with_name(name + JOURNAL_SUFFIX)
-        self._table = Table(path, meta, blocks=settings.blocks)
+        path = self.stem.with_name(name + JOURNAL_SUFFIX)
+        self.table = Table(path, meta, blocks=settings.blocks)
         self._ended = self._make_ended(meta)
         if self._on_begin is not None:
             self._on_begin(self)
 
     def _make_ended(self, meta: Mapping[str, object]) -> EndedSpans:
-        spill = SpillFile(self._stem, meta, self._scope_records)
+        spill = SpillFile(self.stem, meta, self._scope_records)
         return EndedSpans(spill, awaits_export=self.settings.keeps != "ship")
 
     def _begin_again(self) -> bool:
         """In a forked child: a journal of its own."""
         with self._lock:
-            if not self._table.live and not self._closed:
+            if not self.table.live and not self._closed:
                 try:
                     self._begin()
                 except OSError as error:
                     self._closed = True
                     diagnostics.record("journal.unavailable", f"in a forked child: {error}")
-            return self._table.live
+            return self.table.live
 
     def _scope_index(self, scope: InstrumentationScope | None) -> int:
         index = self._scope_indices.get(scope)
         if index is None:
             index = len(self._scope_indices)
             record = encode_scope(index, scope)
-            if self._table.take(record, Kind.SCOPE, SCOPE) is None:
+            if self.table.take(record, Kind.SCOPE, SCOPE) is None:
                 self._make_room()
-                self._table.take(record, Kind.SCOPE, SCOPE)
+                self.table.take(record, Kind.SCOPE, SCOPE)
             self._scope_records[index] = record
             self._scope_indices[scope] = index
         # By identity, which a lookup per span can afford; a new tracer has a new scope object.
@@ -236,8 +230,8 @@ class Journal:
     def _after_fork(self) -> None:
         # The file, its lock and the spans in it are the parent's.
         self._lock = threading.RLock()
-        if self._table.live:
-            self._table.abandon()
+        if self.table.live:
+            self.table.abandon()
             self._open = {}
             self._ended = self._make_ended({})
             attributes = dict(self.settings.attributes)
