@@ -31,6 +31,9 @@ What one place alone raises stands there, and is of the same tree:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 __all__ = [
     "LensError",
     "CarrierError",
@@ -110,6 +113,16 @@ class MissingExtraError(LensError, ImportError):
         )
         self.module = module
         self.extra = extra
+
+    def when_asked(self, module: Mapping[str, Any]) -> Callable[[str], object]:
+        """The ``__getattr__`` of a module: what needs the extra says so when it is asked for."""
+
+        def missing(name: str) -> object:
+            if name in module["__all__"]:
+                raise self
+            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+
+        return missing
 
 
 class SourceRankError(LensError, ValueError):

@@ -22,14 +22,7 @@ try:
         PairedTransport,
     )
 except MissingExtraError as _missing:
-    _error = _missing
-
-    def __getattr__(name: str) -> object:
-        """What needs torch says so when it is asked for."""
-        if name in __all__:
-            raise _error
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+    __getattr__ = _missing.when_asked(globals())
 
 __all__ = [
     "PACK_LIMIT_BYTES",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Literal
 from weakref import ref
 
@@ -75,12 +74,7 @@ class Instrumentation(LeftOutOfCopies):
     def __enter__(self) -> Instrumentation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.uninstrument()
 
 

@@ -19,14 +19,7 @@ try:
     from lens_contrib.torch.run_key_agreement import agree_run_key
     from lens_contrib.torch.waits import waiting
 except MissingExtraError as _missing:
-    _error = _missing
-
-    def __getattr__(name: str) -> object:
-        """What needs torch says so when it is asked for."""
-        if name in __all__:
-            raise _error
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+    __getattr__ = _missing.when_asked(globals())
 
 __all__ = [
     "agree_run_id",

@@ -15,13 +15,6 @@ try:
 except MissingExtraError as _missing:
     from lens_contrib.torch_distributed.absent import broadcast_trace_context
 
-    _error = _missing
-
-    def __getattr__(name: str) -> object:
-        """What needs torch says so when it is asked for."""
-        if name in __all__:
-            raise _error
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+    __getattr__ = _missing.when_asked(globals())
 
 __all__ = ["BroadcastTransport", "broadcast_trace_context"]

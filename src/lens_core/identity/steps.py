@@ -12,7 +12,6 @@ import operator
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar, Token
-from types import TracebackType
 from typing import Final, Literal
 
 from opentelemetry import context as otel_context
@@ -89,12 +88,7 @@ class _StepSpan:
         self._entered = (scope, span, context, open_steps.begin(scope))
         return span
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         entered, self._entered = self._entered, None
         if entered is None:
             return

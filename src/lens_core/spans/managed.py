@@ -18,7 +18,6 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager
 from contextvars import Context, Token, copy_context
-from types import TracebackType
 from typing import Final, ParamSpec, TypeVar, cast
 
 from opentelemetry import context as otel_context
@@ -117,12 +116,7 @@ class _Scope:
             _failed(failure)
         return self._span
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         span, token = self._span, self._token
         if span is None or token is None:
             return

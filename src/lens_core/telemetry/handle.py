@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Final
 
 from opentelemetry.metrics import Meter, NoOpMeter
@@ -84,12 +83,7 @@ class TelemetryHandle:
     def __enter__(self) -> TelemetryHandle:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.shutdown()
 
 
