@@ -3,11 +3,19 @@
 import datetime
 import decimal
 import enum
+import logging
+import sys
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from lens_core.diagnostics import describe
 from lens_core.spans.attributes import REDACTED, clean_attributes, redact_text, to_number
+from lens_core.spans.status import record_error
+from lens_core.telemetry.logs.log_records import as_log_record
 
 
 def clean(value):
@@ -19,7 +27,38 @@ def clean(value):
 def test_redaction_takes_no_longer_than_the_text_is_long(unit):
     """With time that grows with the square this would take hours."""
     text = unit * (1_000_000 // len(unit))
-    assert len(redact_text(text)) >= len(unit)
+    for part in range(0, len(text), 16_000):
+        assert len(redact_text(text[part : part + 16_000])) >= len(unit)
+
+
+class TalkativeError(Exception):
+    def __str__(self):
+        return f"api_key=abc {'x' * 3_000_000}"
+
+
+def test_every_text_that_is_scanned_is_cut_first():
+    line = "password=abc " + "y" * 3_000_000
+    record = logging.LogRecord("n", logging.INFO, "p", 1, line, (), None)
+    try:
+        raise TalkativeError
+    except TalkativeError as error:
+        record.exc_info = sys.exc_info()
+        said = describe(error)
+    sent = as_log_record(record)
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with provider.get_tracer("t").start_as_current_span(line, record_exception=False) as span:
+        record_error(span, record.exc_info[1])
+        span.set_attributes(clean_attributes({"line": line, "nested": {"line": line}}))
+    (span,) = exporter.get_finished_spans()
+    texts = [sent.body, *sent.attributes.values(), *span.attributes.values(), said]
+    texts += [value for event in span.events for value in event.attributes.values()]
+    texts = [text for text in texts if isinstance(text, str)]
+    assert max(map(len, texts)) <= 16_400
+    assert not any("abc" in text for text in texts if text is not said)
+    assert sent.body.startswith(f"password={REDACTED} yyy")
+    assert sent.body.endswith("y...")
 
 
 def test_secrets_are_found_wherever_their_name_begins():

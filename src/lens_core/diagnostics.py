@@ -27,6 +27,10 @@ _log = logging.getLogger("lens_core")
 MAX_REMEDIES: Final = 16
 
 
+#: Characters of what a foreign error says: one may quote a whole message, or a page.
+_MAX_TEXT: Final = 2_000
+
+
 def describe(error: BaseException) -> str:
     """The exception's class and text, for a log line; never raises.
 
@@ -34,7 +38,8 @@ def describe(error: BaseException) -> str:
     """
     kind = type(error).__name__
     try:
-        return f"{kind}: {error}"
+        text = f"{kind}: {error}"
+        return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
     except Exception:  # noqa: BLE001 - a broken __str__ must not become a second failure
         return f"{kind}: <str() of the exception failed>"
 
