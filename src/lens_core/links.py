@@ -19,6 +19,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import Carrier, CarrierStatus
+from lens_core.compiling import is_compiling
 from lens_core.current_context import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.propagation import read_carrier
@@ -173,6 +174,9 @@ def linked_span(
     Yields:
         The open span.
     """
+    if is_compiling():
+        yield trace.INVALID_SPAN
+        return
     span = create_linked_span(
         tracer,
         name,

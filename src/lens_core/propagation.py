@@ -14,6 +14,7 @@ from opentelemetry.trace import DEFAULT_TRACE_STATE, Span, SpanContext
 from lens_core.carrier import Carrier
 from lens_core.carrier_size import check_carrier
 from lens_core.compat import SPAN_CONTEXT
+from lens_core.compiling import is_compiling
 from lens_core.current_context import detach, get_current_context
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.global_textmap import get_global_textmap, plain_w3c
@@ -156,6 +157,9 @@ def attach_carrier(carrier: Mapping[str, str] | None) -> Iterator[Context]:
     Yields:
         The context that is current in the block.
     """
+    if is_compiling():
+        yield Context()
+        return
     remote = extract_context(carrier)
     if not remote:
         yield otel_context.get_current()

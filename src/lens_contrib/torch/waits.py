@@ -15,6 +15,7 @@ from opentelemetry.trace import Span, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from lens_contrib.torch.process_groups import group_facts, member_group
+from lens_core.compiling import is_compiling
 from lens_core.errors import MissingExtraError
 from lens_core.links import linked_span
 from lens_core.semconv import (
@@ -84,7 +85,7 @@ def waiting(
     Yields:
         The span. An exception of the block is recorded on it and propagates.
     """
-    if "communication" in span_groups.removed:
+    if "communication" in span_groups.removed or is_compiling():
         yield trace.INVALID_SPAN
         return
     attributes: dict[str, AttributeValue] = {LENS_OP: op}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, Token
 from typing import Final, Literal
 
@@ -21,6 +21,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.carrier import Carrier
 from lens_core.channel import Relation
+from lens_core.compiling import is_compiling
 from lens_core.current_context import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.identity.current import Identity, current_identity
@@ -135,6 +136,8 @@ def step_span(
     Raises:
         TypeError: If ``step`` is not an integer.
     """
+    if is_compiling():
+        return nullcontext(trace.INVALID_SPAN)
     number = operator.index(step)
     return _StepSpan(number, name, relation, kind, tracer, identity, attributes)
 
@@ -161,6 +164,9 @@ def run_span(
     Yields:
         The open span.
     """
+    if is_compiling():
+        yield trace.INVALID_SPAN
+        return
     who = current_identity() if identity is None else identity
     used = span_tracer.tracer if tracer is None else tracer
     scope = StepScope(who, _RUN, 0, who.open_step(_RUN, 0))

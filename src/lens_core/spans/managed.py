@@ -16,7 +16,7 @@ from collections.abc import (
     Generator,
     Mapping,
 )
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context, Token, copy_context
 from typing import Final, ParamSpec, TypeVar, cast
 
@@ -25,6 +25,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context as OtelContext
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer
 
+from lens_core.compiling import is_compiling
 from lens_core.current_context import detach
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.spans.start import span_attributes, start_span
@@ -76,19 +77,8 @@ class SpanTracer:
 span_tracer: Final = SpanTracer()
 
 
-class _Off:
-    """What a site gets whose group is off; one for all of them."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        return None
-
-
-_OFF: Final = _Off()
+#: What a site gets whose group is off; one for all of them, of a class that Dynamo knows.
+_OFF: Final[AbstractContextManager[None]] = nullcontext()
 
 
 class _Scope:
@@ -141,9 +131,9 @@ def managed_span(
 ) -> AbstractContextManager[Span | None]:
     """A block under a span, if the group is on.
 
-    Yields the span, current in the block, or ``None`` where the group is off; the block runs the
-    same in both cases. Off, it costs about as much as a ``with`` on an object that does nothing
-    (``benchmarks/bench_spans.py`` measures it).
+    Yields the span, current in the block, or ``None`` where the group is off, and in code that
+    ``torch.compile`` compiles; the block runs the same in all cases. Off, it costs about as much as
+    a ``with`` on an object that does nothing (``benchmarks/bench_spans.py`` measures it).
 
     Args:
         group: The span's group (:mod:`lens_core.spans.groups`).
@@ -157,6 +147,8 @@ def managed_span(
         if group not in span_groups.known:
             span_groups.report_unknown(group)
         return _OFF
+    if is_compiling():
+        return _OFF
     if tracer is None and isinstance(given := attributes.get("tracer"), Tracer):
         tracer = given
         del attributes["tracer"]
@@ -167,6 +159,8 @@ def span_cm(
     name: str, tracer: Tracer | None = None, /, **attributes: object
 ) -> AbstractContextManager[Span | None]:
     """A block under a span of no group; otherwise as :func:`managed_span`."""
+    if is_compiling():
+        return _OFF
     return _Scope(name, tracer, attributes)
 
 
@@ -178,7 +172,8 @@ def trace_fn(
     Right for plain, ``async``, generator and async generator functions: the span covers the real
     work, from the call or the first item to the last, and ``inspect`` still sees the same kind of
     function. The span of a generator is current only while the generator itself runs, not in its
-    consumer; one that is left half-way ends its span when it is closed.
+    consumer; one that is left half-way ends its span when it is closed. In code that
+    ``torch.compile`` compiles, the function is as if it were not decorated.
 
     Args:
         group: The span's group.
@@ -210,6 +205,8 @@ def trace_fn(
                     switch.report_unknown(group)
                 # Passing on an empty mapping would make another one.
                 return function(*args, **kwargs) if kwargs else function(*args)  # type: ignore[call-arg]
+            if is_compiling():
+                return function(*args, **kwargs)
             with site.scope():
                 return function(*args, **kwargs)
 

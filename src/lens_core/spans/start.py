@@ -20,6 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
+from lens_core.compiling import is_compiling
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import KeywordError
 from lens_core.spans.attributes import clean_attributes
@@ -82,6 +83,9 @@ def start_span(
 @contextmanager
 def span_attributes(attributes: Mapping[str, object]) -> Iterator[None]:
     """A block in which every new span of this library gets these attributes too."""
+    if is_compiling():
+        yield
+        return
     token = _scoped.set({**_scoped.get(_NONE), **attributes})
     try:
         yield
