@@ -40,8 +40,7 @@ class HopSpans:
 
     Args:
         tracer: Starts the spans.
-        is_derived: Whether links are derived; otherwise frames bring them.
-        roll: Knows who derives no ids; ``None`` where links are not derived.
+        roll: Knows who derives no ids; ``None`` where links are not derived, and frames bring them.
         layout: The places of the pipeline's stages.
         scope: The step of the run, from which ids are derived; ``None`` where no schedule runs, and
             stages are driven by hand.
@@ -55,7 +54,6 @@ class HopSpans:
     def __init__(
         self,
         tracer: Tracer,
-        is_derived: bool,
         roll: Membership | None,
         layout: Layout,
         scope: StepScope | None,
@@ -64,15 +62,14 @@ class HopSpans:
         self.context = otel_context.get_current()
         self.scope: Final = scope
         self._tracer = tracer
-        self._is_derived = is_derived
-        self._roll = roll
-        self._layout = layout
+        self.roll: Final = roll
+        self.layout: Final = layout
         self._group = group
         self._local = trace.get_current_span(self.context).get_span_context()
         self._in_trace = scope is not None and self._local.trace_id == scope.trace_id
         self._hops: set[tuple[str, HopId]] = set()
         self._channel: Channel[DerivedMessage[None]] | None = None
-        if is_derived and scope is not None and scope.identity.derives:
+        if roll is not None and scope is not None and scope.identity.derives:
             rank_of = dict(enumerate(layout.rank_of))
             self._channel = Channel(DerivedTransport(scope, source_rank=rank_of))
         identity = current_identity() if scope is None else scope.identity
@@ -83,7 +80,7 @@ class HopSpans:
     def link(self, context: SpanContext, source: int, microbatch: int, direction: str) -> Link:
         """A link to another stage's span, with what tells them apart."""
         identity = current_identity() if self.scope is None else self.scope.identity
-        return Link(context, self._layout.link_attributes(identity, source, microbatch, direction))
+        return Link(context, self.layout.link_attributes(identity, source, microbatch, direction))
 
     def _message(self, end: str, place: Place, peer: int) -> DerivedMessage[None] | None:
         """What this end of a hop sends or receives; ``None`` where its id is not derived.
@@ -133,7 +130,7 @@ class HopSpans:
         if not self._has_hops:
             return trace.INVALID_SPAN
         direction, stage, microbatch = place
-        link = self._derived_link(place, source) if self._is_derived else None
+        link = self._derived_link(place, source) if self.roll is not None else None
         attributes = {LENS_STAGE: stage, LENS_MICROBATCH: microbatch, LENS_PEER_STAGE: source}
         return self.start(_RECVS[direction], SpanKind.CONSUMER, attributes, link)
 
@@ -172,10 +169,10 @@ class HopSpans:
     def _derived_link(self, place: Place, source: int) -> Link | None:
         direction, stage, microbatch = place
         ids, message = None, self._message("recv", place, source)
-        rank, scope = self._layout.rank_of[source], self.scope
+        rank, scope = self.layout.rank_of[source], self.scope
         if scope is not None and not scope.identity.emits(rank, "communication"):
             return None  # it has no such span: that is what its groups are set to
-        is_absent = self._roll is not None and rank in self._roll.absent
+        is_absent = self.roll is not None and rank in self.roll.absent
         if message is not None and self._channel is not None and not is_absent:
             ids = self._channel.arrived(message).carrier.ids
         if ids is None:

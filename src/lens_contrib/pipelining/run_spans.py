@@ -9,15 +9,12 @@ from typing import Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, Tracer
+from opentelemetry.trace import Link, Span
 
 from lens_contrib.pipelining.hook import guarded
 from lens_contrib.pipelining.hop_spans import HopSpans, Place
-from lens_contrib.pipelining.layout import Layout
-from lens_contrib.pipelining.membership import Membership
 from lens_contrib.pipelining.wire_links import Wire
 from lens_core.errors import MissingExtraError
-from lens_core.identity import StepScope
 from lens_core.semconv import LENS_CARRIER
 
 try:
@@ -58,31 +55,13 @@ class RunSpans:
     """What one run of a schedule has open on this rank.
 
     Args:
-        tracer: Starts the spans.
-        wire: Sends and reads frames; ``None``: links are derived.
-        roll: Knows who derives no ids; ``None`` where links are not derived.
-        layout: The places of the pipeline's stages.
-        scope: The step of the run, from which ids are derived; ``None`` where no schedule runs, and
-            stages are driven by hand.
-        group: What tells this run from others in the same step, alike on all ranks.
-
-    Attributes:
         hops: Starts its spans.
+        wire: Sends and reads frames; ``None``: links are derived.
     """
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        wire: Wire | None,
-        roll: Membership | None,
-        layout: Layout,
-        scope: StepScope | None = None,
-        group: str = "",
-    ) -> None:
-        self.hops = HopSpans(tracer, wire is None, roll, layout, scope, group)
+    def __init__(self, hops: HopSpans, wire: Wire | None) -> None:
+        self.hops: Final = hops
         self._wire = wire
-        self._roll = roll
-        self._layout = layout
         self._receiving: dict[Place, list[_Receiving]] = {}
         self._unread: list[_Receiving] = []
         self._computed: dict[Place, Span] = {}
@@ -200,15 +179,15 @@ class RunSpans:
             named = list(stages())
         except (LookupError, TypeError, AttributeError):
             named = []  # a stage with buffers of its own keeps no record of whom they are for
-        is_on = self._layout.is_on
+        is_on = self.hops.layout.is_on
         if len(named) == len(ops) and all(map(is_on, named, (op.peer for op in ops))):
             return named
         named.append(neighbour)
         return [next((s for s in named if is_on(s, op.peer)), _UNKNOWN) for op in ops]
 
     def _arrived(self, record: _Receiving) -> None:
-        if self._roll is not None:
-            self._roll.heard(self._layout.rank_of[record.source])
+        if self.hops.roll is not None:
+            self.hops.roll.heard(self.hops.layout.rank_of[record.source])
         if not record.frames:
             record.span.end()
         elif record.frames[0].tensor.device.type == "cpu":

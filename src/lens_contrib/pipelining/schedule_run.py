@@ -9,6 +9,7 @@ from typing import Final
 from opentelemetry.trace import Tracer
 
 from lens_contrib.pipelining.hook import guarded
+from lens_contrib.pipelining.hop_spans import HopSpans
 from lens_contrib.pipelining.layout import Layout
 from lens_contrib.pipelining.membership import Membership
 from lens_contrib.pipelining.run_spans import RunSpans
@@ -64,7 +65,7 @@ class PipelineTrace:
         self._call: ExitStack | None = None
         self._is_due = False
         self._cleared: set[int] = set()
-        self._run = self._without_run()
+        self._run = self._spans()
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -123,14 +124,14 @@ class PipelineTrace:
         # The schedule may run several times in one step; all ranks count alike.
         group = f"{self._key}/{scope.count(kind)}"
         self._layout = self._current_layout(self._layout)
-        self._run = RunSpans(self.tracer, self.wire, self._roll, self._layout, scope, group)
+        self._run = self._spans(scope, group)
 
     def _end(self) -> None:
         self._run.close()
-        self._run = self._without_run()
+        self._run = self._spans()
         self._cleared.clear()
         if self.wire is not None:
             self.wire.new_step()
 
-    def _without_run(self) -> RunSpans:
-        return RunSpans(self.tracer, self.wire, self._roll, self._layout)
+    def _spans(self, scope: StepScope | None = None, group: str = "") -> RunSpans:
+        return RunSpans(HopSpans(self.tracer, self._roll, self._layout, scope, group), self.wire)

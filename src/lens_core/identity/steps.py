@@ -226,20 +226,16 @@ def _start(
     attributes: dict[str, AttributeValue],
 ) -> Span:
     try:
-        if not scope.identity.emits(scope.identity.rank, STEP_GROUP):
-            return _start_nothing(scope, tracer, name)
-        return _start_step(scope, tracer, name, relation, attributes)
+        if scope.identity.emits(scope.identity.rank, STEP_GROUP):
+            return _start_step(scope, tracer, name, relation, attributes)
+        # No span, but the step is open, and its hops have derived ids.
+        if scope.identity.derives:
+            scope.sampled = is_sampled(tracer, scope.trace_id, name)
+            scope.owned = honours_derived_ids(tracer)
+        return trace.NonRecordingSpan(trace.get_current_span().get_span_context())
     except Exception as error:  # noqa: BLE001 - a foreign tracer or sampler may raise anything
         diagnostics.record("span.failed", describe(error))
         return trace.INVALID_SPAN
-
-
-def _start_nothing(scope: StepScope, tracer: Tracer, name: str) -> Span:
-    """Where the group is off: no span, but the step is open, and its hops have derived ids."""
-    if scope.identity.derives:
-        scope.sampled = is_sampled(tracer, scope.trace_id, name)
-        scope.owned = honours_derived_ids(tracer)
-    return trace.NonRecordingSpan(trace.get_current_span().get_span_context())
 
 
 def _start_step(
