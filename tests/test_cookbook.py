@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lens_tools.runs import read_run
+from lens_tools.records import read_records
 from tests.gloo import run_ranks
 from tests.telemetry.harness import receiving
 
@@ -84,7 +84,7 @@ def trained(tmp_path_factory):
 
 
 def test_torch(trained):
-    run = read_run(trained)
+    run = read_records(trained)
     assert run.problems == []
     names = [(span.name, span.rank) for span in run.spans]
     for rank in (0, 1):
@@ -122,7 +122,7 @@ def test_data_loader(tmp_path):
     (tmp_path / "train.py").write_text(BLOCKS["loader"] + program)
     done = run_shell("python train.py", tmp_path, **settings(tmp_path, RANK="0"))
     assert "[[0.0, 1.0], [2.0, 3.0]]" in done.stdout, done.stderr
-    spans = read_run(tmp_path / "runs" / "cook").spans
+    spans = read_records(tmp_path / "runs" / "cook").spans
     pids = {
         name: {s.resource["process.pid"] for s in spans if s.name == name}
         for name in ("load_item", "next_batch")
@@ -144,7 +144,7 @@ def test_rl(tmp_path):
     more = settings(tmp_path, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
     done = run_shell("python train.py", tmp_path, **more)
     assert "[9.0, 9.0]" in done.stdout, done.stderr
-    spans = read_run(tmp_path / "runs" / "cook").spans
+    spans = read_records(tmp_path / "runs" / "cook").spans
     (step,) = [span for span in spans if span.name == "step"]
     calls = [span for span in spans if span.name.endswith(("generate", "reward"))]
     assert [call.parent_span_id for call in calls] == [step.span_id] * 4
@@ -180,7 +180,9 @@ def test_it_hangs_and_it_was_killed(tmp_path):
         process.stdout.close()
     done = run_shell(BLOCKS["killed"].replace("RUN_ID", "cook"), tmp_path, **more)
     assert done.returncode == 0, done.stderr
-    (span,) = [span for span in read_run(tmp_path / "runs" / "cook").spans if span.name == "recv"]
+    (span,) = [
+        span for span in read_records(tmp_path / "runs" / "cook").spans if span.name == "recv"
+    ]
     assert span.truncated
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.telemetry.harness import receiving
 
 pytest.importorskip("ray")
@@ -77,7 +77,7 @@ def test_the_loss_falls_and_a_sample_is_shown(run):
 
 def test_the_run_is_one_file_per_process_and_one_trace_from_driver_to_microbatch(run):
     _, directory = run
-    result = read_run(directory)
+    result = read_records(directory)
     assert result.problems == []
     # The driver, the stages, the sampler.
     assert len({span.source for span in result.spans}) == RANKS + 2
@@ -111,7 +111,7 @@ EXPECTED = {
 @pytest.mark.parametrize("harm", ["points elsewhere", "lost"])
 def test_one_hop_that_does_not_resolve_fails_the_run(run, tmp_path, transport, harm):
     _, directory = run
-    assert report_hops(Console(quiet=True), read_run(directory), EXPECTED)
+    assert report_hops(Console(quiet=True), read_records(directory), EXPECTED)
     harmed = False
     for path in directory.glob("*.jsonl"):
         lines = []
@@ -139,7 +139,7 @@ def test_one_hop_that_does_not_resolve_fails_the_run(run, tmp_path, transport, h
             lines.append(json.dumps(message))
         (tmp_path / path.name).write_text("\n".join(lines) + "\n")
     assert harmed
-    assert not report_hops(Console(quiet=True), read_run(tmp_path), EXPECTED)
+    assert not report_hops(Console(quiet=True), read_records(tmp_path), EXPECTED)
 
 
 def test_a_collector_gets_every_span_too(tmp_path):
@@ -150,7 +150,7 @@ def test_a_collector_gets_every_span_too(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         received = [span.span_id.hex() for span, _ in receiver.spans()]
     (directory,) = (tmp_path / "runs").iterdir()
-    assert sorted(received) == sorted(span.span_id for span in read_run(directory).spans)
+    assert sorted(received) == sorted(span.span_id for span in read_records(directory).spans)
 
 
 def test_an_existing_run_is_not_written_over(run):

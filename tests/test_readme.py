@@ -44,9 +44,9 @@ def test_setup(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    from lens_tools.runs.read import read_run
+    from lens_tools.records.read import read_records
 
-    (span,) = read_run(tmp_path / "readme").spans
+    (span,) = read_records(tmp_path / "readme").spans
     assert span.name == "pretrain"
     # The block says nothing of ranks: what the launcher says holds.
     assert (span.rank, span.resource["nv.dl.world_size"]) == (3, 4)
@@ -157,9 +157,9 @@ def test_ray(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "HI" in done.stdout
-    from lens_tools.runs.read import read_run
+    from lens_tools.records.read import read_records
 
-    spans = {span.name: span for span in read_run(tmp_path / "runs" / "readme").spans}
+    spans = {span.name: span for span in read_records(tmp_path / "runs" / "readme").spans}
     call = next(span for name, span in spans.items() if name.endswith("generate"))
     assert call.parent_span_id == spans["rollout"].span_id
     assert call.trace_id == spans["rollout"].trace_id

@@ -31,7 +31,7 @@ from lens_tools.demo.training import (
     broadcast_hops,
     point_to_point_hops,
 )
-from lens_tools.runs import HopResolution, read_run, resolve_hops, run_directory
+from lens_tools.records import HopResolution, read_records, resolve_hops, run_directory
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def _shared_run_id() -> str:
 
 def _check(directory: Path, expected: dict[str, int]) -> bool:
     """Print how every kind of hop fared; whether all receivers point at their true sender."""
-    run = read_run(directory)
+    run = read_records(directory)
     print(f"\n{len(run.files)} files, {len(run.spans):,} spans in {directory}")
     healthy = not run.problems
     found = resolve_hops(run.spans)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from lens_tools.runs import SpanRecord, read_run
+from lens_tools.records import SpanRecord, read_records
 
 
 def print_trees(directory: Path) -> None:
     """One tree a trace, and one line per name and process kind under the same parent name."""
-    spans = read_run(directory).spans
+    spans = read_records(directory).spans
     by_id = {span.key: span for span in spans}
     paths = Counter(_path(span, by_id) for span in spans)
     for path in sorted(paths):

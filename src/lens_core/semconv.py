@@ -92,6 +92,13 @@ LENS_GROUP: Final = "lens.group"
 LENS_GROUP_RANKS: Final = "lens.group.ranks"
 #: Count of a group's operations on this rank: peers that agree on it are in the same one.
 LENS_SEQUENCE: Final = "lens.sequence"
+#: Name of a batched exchange, alike on the spans of all its messages on one rank.
+LENS_BATCH_ID: Final = "lens.batch.id"
+#: Nanoseconds of a step's own work in a phase, whose name follows: without waiting for others;
+#: ``waiting`` is what it waited.
+LENS_STEP_OWN: Final = "lens.step.own_ns."
+#: Nanoseconds of those in the run queue of the CPU, likewise.
+LENS_STEP_QUEUED: Final = "lens.step.queued_ns."
 #: Stacks of the threads of a process that ended while a span was open, on its truncation event.
 LENS_STACKS: Final = "lens.stacks"
 

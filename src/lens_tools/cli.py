@@ -25,6 +25,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "agent": ("lens_tools.recover.agent", "agent"),
     "groups": ("lens_tools.groups.command", "groups"),
     "hang": ("lens_tools.hang.command", "hang"),
+    "import": ("lens_tools.runs.command", "import_run"),
     "recover": ("lens_tools.recover.command", "recover"),
     "run": ("lens_tools.launch.command", "run"),
     "ship": ("lens_tools.recover.command", "ship"),

@@ -12,7 +12,7 @@ from lens_core.journal.read.liveness import Liveness
 from lens_core.journal.read.process_files import find_process_files
 from lens_core.journal.read.reader import read_journal
 from lens_core.journal.recover.recovery import DirectorySink, recover
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.journal.killing import environment, wait_for
 
 #: So much of the run has been written when the deaths begin.
@@ -57,7 +57,7 @@ def kill_demo(directory, rng):
     wait_for(lambda: all(f.liveness() is not Liveness.ALIVE for f in find_process_files(journals)))
     result = recover([journals], lambda meta: DirectorySink(run_directory))
     assert result.problems == []
-    run = read_run(run_directory)
+    run = read_records(run_directory)
     assert run.repeated == 0
     assert all("unfinished" in problem for problem in run.problems)
     there = {(span.trace_id, span.span_id) for span in run.spans}

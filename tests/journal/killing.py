@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lens_core.journal.recover.recovery import DirectorySink, recover
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.journal.stress import RECORD, check
 
 #: How the process ends, and what its parent sees.
@@ -124,7 +124,7 @@ def account_for(directory, exit_statuses=None):
     assert (result.problems, result.alive, result.busy) == ([], [], [])
     (reason,) = result.processes.values()
     truth = read_truth(directory / "truth")
-    run = read_run(run_directory)
+    run = read_records(run_directory)
     found = collections.Counter(int(span.span_id, 16) for span in run.spans)
     assert run.repeated == 0
     # The one line that the process may have been killed in the middle of.

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.journal.killing import environment, wait_for
 
 PROGRAM = """
@@ -94,7 +94,7 @@ def train(directory, fault=None, *, pad=10, pause_s=0.001, **env):
     told = json.loads(out)
     assert told["trained_on"]
     assert told["complete"]
-    assert len(read_run(directory / "run").spans) == told["spans"]
+    assert len(read_records(directory / "run").spans) == told["spans"]
     return told
 
 

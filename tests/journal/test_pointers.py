@@ -13,7 +13,7 @@ from lens_core.journal.location import search
 from lens_core.journal.pointers import follow_pointers, write_pointer
 from lens_core.journal.process_identity import host_name
 from lens_tools.cli import main
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.journal.killing import environment, wait_for
 from tests.journal.test_recovery import run_program
 
@@ -64,7 +64,7 @@ def test_a_dead_run_is_recovered_by_its_directory(run):
     process.wait()
     result = lens("recover", directory, "--exit-status", f"{process.pid}:-{signal.SIGKILL}")
     assert result.exit_code == 0, result.output
-    (span,) = read_run(directory).spans
+    (span,) = read_records(directory).spans
     assert span.attributes["nemo.span.truncated.reason"] == "sigkill"
     assert list((directory.parent / "journals").iterdir()) == [], "no empty directory is left"
     again = lens("recover", directory)
@@ -245,7 +245,7 @@ def test_a_journals_word_does_not_make_us_write_where_another_reads(run, tmp_pat
     assert not list(directory.glob("recovered-*"))
     assert list(journals.glob("*.lensj"))
     assert lens("recover", journals, "--output", tmp_path / "mine").exit_code == 0
-    assert len(read_run(tmp_path / "mine").spans) == 1
+    assert len(read_records(tmp_path / "mine").spans) == 1
 
 
 def test_a_link_in_the_place_of_a_pointer_is_replaced(tmp_path):

@@ -21,7 +21,7 @@ from lens_core.journal.recover.recovery import DirectorySink, recover
 from lens_tools.cli import main
 from lens_tools.hang.analysis import analyse
 from lens_tools.hang.snapshot import take_snapshot
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.journal.killing import account_for, environment, kill_one, start_stress, wait_for
 from tests.telemetry.harness import receiving
 
@@ -80,7 +80,7 @@ def test_what_an_open_span_held(tmp_path):
     kill(killed)
     time.sleep(1.0)
     assert recover_run(tmp_path).truncated == 2
-    spans = {span.name: span for span in read_run(tmp_path / "run").spans}
+    spans = {span.name: span for span in read_records(tmp_path / "run").spans}
     inner, outer = spans["renamed"], spans["outer"]
     assert dict(inner.attributes) == {
         "at start": 1,
@@ -167,7 +167,7 @@ def test_torn_and_foreign_files_do_not_stop_the_rest(tmp_path):
     assert "checksum" in problems
     assert "cut short" in problems
     assert "not a journal" in problems
-    assert len(read_run(tmp_path / "run").spans) == 3
+    assert len(read_records(tmp_path / "run").spans) == 3
     left = sorted(path.name for path in (tmp_path / "all" / "run").iterdir())
     assert "notes.txt" in left
     assert "spans-foreign.lensj" in left
@@ -218,7 +218,7 @@ def test_the_next_start_of_the_run_recovers(tmp_path):
         wait_for(lambda: list((tmp_path / "run").glob("recovered-*.jsonl")))
     finally:
         kill(process)
-    (span,) = [span for span in read_run(tmp_path / "run").spans if span.truncated]
+    (span,) = [span for span in read_records(tmp_path / "run").spans if span.truncated]
     assert span.name == "lost"
 
 
@@ -236,7 +236,7 @@ def test_the_next_start_of_another_run_tidies_up(tmp_path):
         wait_for(lambda: sorted(os.listdir(tmp_path / "journals")) == ["another", "mine"])
     finally:
         kill(process)
-    (span,) = [span for span in read_run(tmp_path / "run").spans if span.truncated]
+    (span,) = [span for span in read_records(tmp_path / "run").spans if span.truncated]
     assert span.name == "lost"
     assert not list((tmp_path / "empty").glob("recovered-*"))
 
@@ -274,7 +274,7 @@ def test_command(tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert "1 processes recovered: 0 ended spans, 1 that were open" in result.output
-    assert len(read_run(tmp_path / "out").spans) == 1
+    assert len(read_records(tmp_path / "out").spans) == 1
 
 
 def test_stacks_of_a_process_that_runs(tmp_path):

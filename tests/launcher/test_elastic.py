@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.launcher.running import run
 
 pytest.importorskip("torch")
@@ -40,7 +40,7 @@ def test_every_attempt(run_id, tmp_path):
         NEMO_LENS_RUN_ID=run_id,
     )
     assert code == 1
-    spans = {span.name: span for span in read_run(tmp_path).spans}
+    spans = {span.name: span for span in read_records(tmp_path).spans}
     assert len(spans) == 4
     reasons = {
         name: spans[name].attributes["nemo.span.truncated.reason"]

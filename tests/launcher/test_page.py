@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.journal.killing import environment
 from tests.launcher.running import traced
 
@@ -33,7 +33,7 @@ def killed(directory, **env):
 
 
 def reasons(directory):
-    return [span.attributes["nemo.span.truncated.reason"] for span in read_run(directory).spans]
+    return [span.attributes["nemo.span.truncated.reason"] for span in read_records(directory).spans]
 
 
 def test_the_epilog_of_a_slurm_task(tmp_path):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.launcher.running import run
 
 pytest.importorskip("ray")
@@ -52,6 +52,6 @@ def test_its_reason_is_known(tmp_path):
         tmp_path, [sys.executable, str(script)], timeout_s=150, RAY_ADDRESS="", RAY_DEDUP_LOGS="0"
     )
     assert code == 0, (out, err)
-    truncated = [span for span in read_run(tmp_path / "run").spans if span.truncated]
+    truncated = [span for span in read_records(tmp_path / "run").spans if span.truncated]
     assert [span.attributes["nemo.span.truncated.reason"] for span in truncated] == ["sigkill"]
     assert "SIGKILL" in err

@@ -8,14 +8,14 @@ import subprocess
 
 import pytest
 
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 from tests.journal.killing import environment, wait_for
 from tests.launcher.running import lens_run, python, run, running, traced
 from tests.telemetry.harness import receiving
 
 
 def reasons(directory):
-    spans = [span for span in read_run(directory / "run").spans if span.truncated]
+    spans = [span for span in read_records(directory / "run").spans if span.truncated]
     return {span.name: span.attributes["nemo.span.truncated.reason"] for span in spans}
 
 
@@ -203,7 +203,7 @@ def test_one_in_another(tmp_path):
 def test_one_after_the_other(tmp_path):
     for number in (signal.SIGKILL, signal.SIGUSR1):
         assert run(tmp_path, traced(f"os.kill(os.getpid(), {int(number)})"))[0] == -number
-    found = [span.attributes["nemo.span.truncated.reason"] for span in read_run(tmp_path).spans]
+    found = [span.attributes["nemo.span.truncated.reason"] for span in read_records(tmp_path).spans]
     assert found == ["sigkill", "sigusr1"]
 
 

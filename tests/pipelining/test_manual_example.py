@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lens_tools.runs.read import read_run
+from lens_tools.records.read import read_records
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nccl" / "manual_1f1b.py"
 RANKS, MICROBATCHES, STEPS = 4, 6, 2
@@ -25,7 +25,7 @@ def test_each_recv_of_the_hand_written_schedule_links_to_its_send(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("loss") == STEPS
-    run = read_run(tmp_path / "manual-1f1b")
+    run = read_records(tmp_path / "manual-1f1b")
     spans = {(span.trace_id, span.span_id): span for span in run.spans}
     sources = []
     for span in run.spans:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lens_core.otlp.span_records import LinkRecord, SpanRecord
-from lens_tools.runs.hops import resolve_hops
+from lens_tools.records.hops import resolve_hops
 
 TRACE = "a" * 32
 

@@ -10,7 +10,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from lens_core.otlp.json_spans import encode_spans
 from lens_core.telemetry.export.files import LineFile
-from lens_tools.runs.read import RunError, read_run
+from lens_tools.records.read import RunError, read_records
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -38,7 +38,7 @@ def test_what_the_sdk_recorded_is_read_back_whole(tmp_path):
     file.write(encode_spans(exporter.get_finished_spans()))
     file.close()
 
-    run = read_run(tmp_path)
+    run = read_records(tmp_path)
     assert (run.problems, run.repeated, len(run.files)) == ([], 0, 1)
     parent, child = run.spans
     assert child.name == "child"
@@ -82,7 +82,7 @@ def test_what_the_sdk_recorded_is_read_back_whole(tmp_path):
 def test_a_bad_line_is_reported_and_the_rest_is_read(tmp_path, bad, problem):
     path = tmp_path / "a.jsonl"
     path.write_text(line(spanId="1" * 16) + bad + "\n" + line(spanId="2" * 16))
-    run = read_run(tmp_path)
+    run = read_records(tmp_path)
     assert [span.span_id for span in run.spans] == ["1" * 16, "2" * 16]
     (report,) = run.problems
     assert report.startswith(f"{path}:2: ")
@@ -91,14 +91,14 @@ def test_a_bad_line_is_reported_and_the_rest_is_read(tmp_path, bad, problem):
 
 def test_a_line_that_a_killed_writer_left_unfinished_is_said_to_be_so(tmp_path):
     (tmp_path / "a.jsonl").write_text(line(spanId="1" * 16) + line()[:-20])
-    run = read_run(tmp_path)
+    run = read_records(tmp_path)
     assert [span.span_id for span in run.spans] == ["1" * 16]
     assert run.problems[0].endswith("(unfinished: the writer was killed)")
 
 
 def test_lines_of_metrics_logs_and_blank_lines_are_no_problem(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"resourceMetrics": []}\n\n{"resourceLogs": []}\n' + line())
-    run = read_run(tmp_path)
+    run = read_records(tmp_path)
     assert (len(run.spans), run.problems) == (1, [])
 
 
@@ -107,7 +107,7 @@ def test_a_span_that_was_written_twice_counts_once_and_the_true_end_wins(tmp_pat
     (tmp_path / "a.jsonl").write_text(line(endTimeUnixNano="9", attributes=truncated))
     (tmp_path / "b.jsonl").write_text(line(endTimeUnixNano="5"))
     (tmp_path / "c.jsonl").write_text(line(endTimeUnixNano="9", attributes=truncated))
-    run = read_run(tmp_path)
+    run = read_records(tmp_path)
     (span,) = run.spans
     assert (span.end_ns, span.truncated, run.repeated) == (5, False, 2)
 
@@ -125,7 +125,7 @@ def test_values_of_every_kind(tmp_path):
     }
     pairs = [{"key": key, "value": value} for key, value in values.items()]
     (tmp_path / "a.jsonl").write_text(line(attributes=pairs))
-    (span,) = read_run(tmp_path).spans
+    (span,) = read_records(tmp_path).spans
     attributes = dict(span.attributes)
     assert attributes.pop("double") != attributes.get("double")
     assert attributes == {
@@ -141,11 +141,11 @@ def test_values_of_every_kind(tmp_path):
 
 def test_a_single_file_is_a_run_too(tmp_path):
     (tmp_path / "a.jsonl").write_text(line())
-    assert len(read_run(tmp_path / "a.jsonl").spans) == 1
+    assert len(read_records(tmp_path / "a.jsonl").spans) == 1
 
 
 def test_no_run_is_a_clear_error(tmp_path):
     with pytest.raises(RunError, match="there is no such directory"):
-        read_run(tmp_path / "nonesuch")
+        read_records(tmp_path / "nonesuch")
     with pytest.raises(RunError, match=r"no \.jsonl file is in it"):
-        read_run(tmp_path)
+        read_records(tmp_path)

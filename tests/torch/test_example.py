@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lens_tools.runs.hops import resolve_hops
-from lens_tools.runs.read import read_run
+from lens_tools.records.hops import resolve_hops
+from lens_tools.records.read import read_records
 
 ROOT = Path(__file__).parents[2]
 RANKS, STEPS = 4, 20
@@ -40,7 +40,7 @@ def test_the_pipeline_under_torchrun(tmp_path):
         line = f"{transport}: {count:,} of {count:,} receivers resolved to their true sender"
         assert line in done.stdout
     (directory,) = tmp_path.iterdir()
-    run = read_run(directory)
+    run = read_records(directory)
     assert len(run.files) == RANKS
     assert {span.rank for span in run.spans} == set(range(RANKS))
     # The same, without the example's own words for it.

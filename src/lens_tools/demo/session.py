@@ -12,8 +12,8 @@ from rich.table import Table
 from lens_core import NemoLensConfig, setup_telemetry
 from lens_tools.demo.driver import DemoResult, run_demo
 from lens_tools.demo.training import TrainingPlan, broadcast_hops, point_to_point_hops
-from lens_tools.runs.hops import HopResolution, resolve_hops
-from lens_tools.runs.read import Run, read_run
+from lens_tools.records.hops import HopResolution, resolve_hops
+from lens_tools.records.read import RunRecords, read_records
 
 __all__ = ["report_hops", "train_and_report"]
 
@@ -52,7 +52,7 @@ def train_and_report(
         "torch.broadcast": broadcast_hops(ranks, steps),
         "nccl": point_to_point_hops(ranks, steps, plan),
     }
-    resolved = report_hops(console, read_run(directory), expected)
+    resolved = report_hops(console, read_records(directory), expected)
     learned = _report_training(console, result)
     return resolved and learned
 
@@ -99,7 +99,7 @@ def _train(
     return result
 
 
-def report_hops(console: Console, run: Run, expected: dict[str, int]) -> bool:
+def report_hops(console: Console, run: RunRecords, expected: dict[str, int]) -> bool:
     """Print what the run holds and how each kind of hop fared; whether all is well."""
     processes = {span.source for span in run.spans}
     console.print(

@@ -8,7 +8,7 @@ Spans, all of them under ``train.step``, which on other ranks links to rank 0's:
 ``pp.backward`` compute and send; ``pp.recv_forward`` and ``pp.recv_backward`` cover the wait and
 link to the ``pp.forward`` or ``pp.backward`` that sent. Both ends of a hop name it
 (``lens.hop.id``) from what they know without a message, so that a reader of the run can hold the
-links against the names (:mod:`lens_tools.runs.hops`).
+links against the names (:mod:`lens_tools.records.hops`).
 """
 
 from __future__ import annotations

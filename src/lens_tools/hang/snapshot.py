@@ -21,7 +21,7 @@ from lens_core.semconv import NEMO_RUN_ATTEMPT, NV_DL_WORLD_SIZE, RAY_ACTOR_ID
 from lens_tools.hang.open_processes import FailedSpan, OpenProcess, Snapshot
 from lens_tools.hang.processes_of_files import failed_spans, last_end_ns, truncated_processes
 from lens_tools.hang.processes_of_journals import read_process, whole_or_none
-from lens_tools.runs.read import RunError, read_run
+from lens_tools.records.read import RunError, read_records
 
 __all__ = ["take_snapshot"]
 
@@ -62,7 +62,7 @@ def take_snapshot(directories: Iterable[Path]) -> Snapshot:
                 found.append(_Judged(process, liveness))
                 failed += ended
         with contextlib.suppress(RunError):  # it holds journals only
-            records += read_run(directory).spans
+            records += read_records(directory).spans
     found = _merged(found, truncated_processes(records))
     now_ns = _moment(found, last_end_ns(records))
     found = _latest(found, now_ns)

@@ -17,9 +17,9 @@ from lens_core.journal.recover.sinks import own_directory
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
 from lens_core.telemetry.journaling import SenderSink
 from lens_tools.options import otlp_option, recovered_to_options, seconds_option
+from lens_tools.records.read import RunError, run_files
 from lens_tools.recover.asking import ask_for_stacks
 from lens_tools.recover.sending import SendResult, send_files
-from lens_tools.runs.read import RunError, run_files
 
 __all__ = ["recover", "ship", "stacks"]
 

@@ -23,7 +23,7 @@ from lens_core.otlp.lines import read_lines, span_groups
 from lens_core.telemetry.export.http_sink import HttpSink
 from lens_core.telemetry.export.otlp_settings import read_otlp_settings
 from lens_core.telemetry.pipeline.delivery import Outcome
-from lens_tools.runs.read import run_files
+from lens_tools.records.read import run_files
 
 __all__ = ["SendResult", "send_files"]
 

@@ -1,19 +1,15 @@
-"""Reading runs back: what the processes of a run wrote, put together."""
+"""The one reader of runs: files to one table of spans."""
 
 from __future__ import annotations
 
-from lens_core.otlp.span_records import SpanRecord
-from lens_core.telemetry.export.files import run_directory
-from lens_tools.runs.hops import HopResolution, resolve_hops
-from lens_tools.runs.read import Run, RunError, read_run, run_files
+from lens_core.errors import MissingExtraError
 
-__all__ = [
-    "HopResolution",
-    "Run",
-    "RunError",
-    "SpanRecord",
-    "read_run",
-    "resolve_hops",
-    "run_directory",
-    "run_files",
-]
+try:
+    from lens_tools.runs.schema import SCHEMA_VERSION, SPANS, STEP_TIMES
+except ModuleNotFoundError as error:
+    raise MissingExtraError("pyarrow", "tools") from error
+
+from lens_tools.runs.reading import read_run
+from lens_tools.runs.run_table import ReadingReport, Run
+
+__all__ = ["ReadingReport", "Run", "SCHEMA_VERSION", "SPANS", "STEP_TIMES", "read_run"]

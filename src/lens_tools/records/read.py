@@ -13,7 +13,7 @@ from lens_core.errors import LensError
 from lens_core.otlp.lines import read_lines
 from lens_core.otlp.span_records import SpanRecord, span_records
 
-__all__ = ["Run", "RunError", "read_run", "run_files"]
+__all__ = ["RunError", "RunRecords", "read_records", "run_files"]
 
 
 class RunError(LensError, ValueError):
@@ -26,7 +26,7 @@ class RunError(LensError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunRecords:
     """What the files of a run hold.
 
     Attributes:
@@ -62,7 +62,7 @@ def run_files(directory: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
-def read_run(directory: str | os.PathLike[str]) -> Run:
+def read_records(directory: str | os.PathLike[str]) -> RunRecords:
     """The run in a directory, or in a single file.
 
     Raises:
@@ -84,4 +84,4 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
                 if known.truncated and not span.truncated:
                     spans[span.key] = span
     ordered = sorted(spans.values(), key=lambda span: (span.start_ns, span.span_id))
-    return Run(Path(directory), files, ordered, problems, repeated)
+    return RunRecords(Path(directory), files, ordered, problems, repeated)

@@ -1,0 +1,127 @@
+"""The spans of many files put together: each once, by start time, with the step of its parent."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lens_tools.runs.run_table import ReadingReport
+from lens_tools.runs.schema import SPANS
+
+__all__ = ["assemble"]
+
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+#: Below a step, spans are nested a few deep.
+_DEEPEST: Final = 16
+
+_Keys = npt.NDArray[np.uint64]
+
+
+def assemble(tables: list[pa.Table], reading: ReadingReport, run_id: str | None) -> pa.Table:
+    """The spans of one run in one table; what is odd about them is counted.
+
+    Args:
+        tables: Spans of each file; emptied, so that no two copies of a run are in memory.
+        reading: Gets what was found.
+        run_id: The run; ``None`` for that with most spans.
+    """
+    whole = pa.concat_tables(tables) if tables else SPANS.empty_table()
+    tables.clear()
+    whole = whole.unify_dictionaries()
+    counts = pc.value_counts(whole["run"].cast(pa.string())).to_pylist()
+    reading.runs = {str(c["values"] or ""): c["counts"] for c in counts}
+    if run_id is not None or len(reading.runs) > 1:
+        chosen = run_id if run_id is not None else max(reading.runs, key=reading.runs.__getitem__)
+        mask = pc.equal(pc.fill_null(whole["run"].cast(pa.string()), ""), chosen)
+        reading.found("spans of other runs", whole.num_rows - (pc.sum(mask).as_py() or 0))
+        whole = whole.filter(mask)
+    if not whole.num_rows:
+        return whole
+    keys = _keys(whole, "span")
+    order = _each_once(whole, keys, reading)
+    columns = []
+    for name in whole.column_names:
+        columns.append(whole[name].combine_chunks().take(order))
+        whole = whole.drop_columns(name)  # one column twice in memory, not all
+    table = pa.table(columns, schema=SPANS)
+    keys = keys[order]
+    table = _with_steps(table, keys)
+    _count(table, keys, reading)
+    return table
+
+
+def _bytes(
+    column: pa.ChunkedArray, size: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """The bytes of a column of fixed size, a row each, and which rows are not null."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0)
+    raw = np.frombuffer(array.buffers()[1], np.uint8)
+    rows = raw[array.offset * size : (array.offset + len(array)) * size].reshape(-1, size)
+    return rows, np.asarray(array.is_valid())
+
+
+def _keys(table: pa.Table, column: str) -> _Keys:
+    """A number for each span's (or parent's) trace and span id; 0 where there is none."""
+    trace, _ = _bytes(table["trace"], 16)
+    span, valid = _bytes(table[column], 8)
+    return np.where(valid, _mixed(trace, span), np.uint64(0))
+
+
+def _mixed(trace: npt.NDArray[np.uint8], span: npt.NDArray[np.uint8]) -> _Keys:
+    halves = np.ascontiguousarray(trace).view(np.uint64)
+    mixed = (halves[:, 0] * _ODD) ^ (halves[:, 1] + (halves[:, 0] >> np.uint64(29)))
+    return np.asarray(mixed * _ODD ^ np.ascontiguousarray(span).view(np.uint64)[:, 0])
+
+
+def _each_once(table: pa.Table, keys: _Keys, reading: ReadingReport) -> npt.NDArray[np.int64]:
+    """Rows by start time, each span once: ended by its own code rather than by lens."""
+    truncated = np.asarray(table["truncated"])
+    order = np.lexsort((truncated, keys))
+    first = np.ones(len(order), bool)
+    first[1:] = keys[order[1:]] != keys[order[:-1]]
+    reading.found("repeated spans", int(len(order) - first.sum()))
+    rows = order[first]
+    start_ns = np.asarray(table["start_ns"])[rows]
+    return np.asarray(rows[np.argsort(start_ns, kind="stable")])
+
+
+def _find(keys: _Keys, wanted: _Keys) -> npt.NDArray[np.int64]:
+    """The row of each wanted key, or -1."""
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+    rows = order[at]
+    return np.where((keys[rows] == wanted) & (wanted != 0), rows, -1)
+
+
+def _with_steps(table: pa.Table, keys: _Keys) -> pa.Table:
+    """A span that names no step is in that of its parent, of the same rank."""
+    parent = _find(keys, _keys(table, "parent"))
+    step = np.asarray(pc.fill_null(table["step"], -1))
+    rank = np.asarray(pc.fill_null(table["rank"], -1))
+    # Across ranks a call's child is in the caller's step as well.
+    has_parent = parent >= 0
+    for _ in range(_DEEPEST):
+        inherited = np.where((step < 0) & has_parent, step[parent], step)
+        if (inherited == step).all():
+            break
+        step = inherited
+    column = pa.array(step, mask=(step < 0) | ((rank < 0) & (step < 0)))
+    return table.set_column(table.schema.get_field_index("step"), SPANS.field("step"), column)
+
+
+def _count(table: pa.Table, keys: _Keys, reading: ReadingReport) -> None:
+    links = table["links"].combine_chunks()
+    flat = pc.list_flatten(links)
+    if len(flat):
+        raw, _ = _bytes(pa.chunked_array([flat]), 24)
+        missing = _find(keys, _mixed(raw[:, :16], raw[:, 16:])) < 0
+        reading.found("links to spans that are not there", int(missing.sum()))
+    reading.found("spans without rank", table["rank"].null_count)
+    reading.found("spans without step", table["step"].null_count)
+    reading.found("truncated spans", pc.sum(table["truncated"]).as_py() or 0)
