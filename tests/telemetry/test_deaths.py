@@ -2,10 +2,12 @@
 
 import json
 import signal
+import subprocess
 import sys
 import textwrap
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,90 @@ def test_sigint(tmp_path):
         returned, _, err = terminate_when_ready(process, signal.SIGINT)
         assert returned == -signal.SIGINT, err
         assert_all_arrived(receiver, "uncaught_exception")
+
+
+#: How a process is made to end inside of blocks, and the reason that their spans give.
+LEFT = {
+    "ctrl-c": ("print('ready', flush=True); time.sleep(60)", signal.SIGINT, "SIGINT"),
+    "sys.exit": ("sys.exit(0)", None, "exit"),
+    "a handler of SIGTERM that exits": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('ready', flush=True)\n"
+        "        time.sleep(60)",
+        signal.SIGTERM,
+        "SIGTERM",
+    ),
+    "exit in a thread": (
+        "thread = threading.Thread(target=lambda: [tracer.start_as_current_span('inner')"
+        ".__enter__(), sys.exit()]); thread.start(); thread.join(); sys.exit()",
+        None,
+        "exit",
+    ),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_the_end_of_the_process_interrupts_does_not_look_done(left, tmp_path):
+    ending, signum, reason = LEFT[left]
+    code = f"""
+from lens_core import linked_span, managed_span, trace_fn
+@trace_fn("job", "decorated")
+def load():
+    with tracer.start_as_current_span("of the SDK"), linked_span(tracer, "linked"):
+        {ending}
+with tracer.start_as_current_span("before"):
+    pass
+try:
+    with managed_span("job", "managed"):
+        load()
+finally:
+    with tracer.start_as_current_span("last checkpoint"):
+        with tracer.start_as_current_span("inside of it"):
+            pass
+"""
+    with receiving() as receiver:
+        process = start(code, environment(tmp_path, receiver.endpoint))
+        if signum is None:
+            _, err = process.communicate(timeout=60)
+        else:
+            _, _, err = terminate_when_ready(process, signum)
+        assert "ended span" not in err
+        found = {
+            span.name: attributes(span.attributes).get("nemo.span.truncated.reason")
+            for span, _ in receiver.spans()
+        }
+        found.pop("inner", None)
+        assert found == {
+            "before": None,
+            "of the SDK": reason,
+            "linked": reason,
+            "decorated": reason,
+            "managed": reason,
+            "last checkpoint": None,
+            "inside of it": None,
+        }, err
+        (span,) = [span for span, _ in receiver.spans() if span.name == "of the SDK"]
+        (event,) = span.events
+        assert event.name == "nemo.span.truncated"
+        assert event.time_unix_nano == span.end_time_unix_nano
+
+
+def test_that_a_span_was_cut_short_is_in_the_journal_too(tmp_path):
+    code = """
+        try:
+            with tracer.start_as_current_span("cut"):
+                sys.exit(1)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    returned, _, err = run(code, environment(tmp_path, unused_endpoint(), NEMO_LENS_JOURNAL="all"))
+    assert returned == -signal.SIGKILL, err
+    lens = Path(sys.executable).with_name("lens")
+    done = subprocess.run(
+        [lens, "recover", tmp_path / "run"], capture_output=True, text=True, timeout=60
+    )
+    (span,) = [span for span, _ in file_spans(tmp_path) if span["name"] == "cut"]
+    found = {pair["key"]: pair["value"] for pair in span["attributes"]}
+    assert found["nemo.span.truncated.reason"] == {"stringValue": "exit"}, done.stdout
 
 
 def test_sigterm_without_a_handler_still_dies_of_it(tmp_path):

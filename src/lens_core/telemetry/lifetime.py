@@ -88,6 +88,7 @@ class Lifetime:
         self._previous_hook = sys.excepthook
         self._hook = self._on_uncaught
         self.control = ControlThread()
+        pipeline.exit_reason = lambda: "SIGTERM" if self._guard.was_signalled() else "exit"
         self._guard = TerminationGuard(flush=self.flush, save=self._save, deadline_s=deadline_s)
 
     def start(self, release: Callable[[], None]) -> None:

@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Final
 
 from lens_core.native import signal_watch
+from lens_core.telemetry.main_thread import on_main_thread
 
 __all__ = ["TerminationGuard"]
 
@@ -62,6 +63,7 @@ class TerminationGuard:
         self._handler = self._handle  # one object, so that identity tells whether it is installed
         self._installed = False
         self._reacted = False
+        self._signalled = False
         self._pipe: tuple[int, int] | None = None
         fork = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (method := fork()) and method())
@@ -93,6 +95,13 @@ class TerminationGuard:
         ).start()
         return True
 
+    def was_signalled(self) -> bool:
+        """Whether SIGTERM came, also where the thread that is told of it has not run since."""
+        if not self._signalled and self._pipe is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return bool(select.select([self._pipe[0]], [], [], 0)[0])
+        return self._signalled
+
     def uninstall(self) -> None:
         """Put back what was there, if it is still ours; on the main thread, at once or soon."""
         if not self._installed:
@@ -101,7 +110,7 @@ class TerminationGuard:
         if threading.current_thread() is threading.main_thread():
             self._end()
         else:
-            _on_main_thread(self._end)
+            on_main_thread(self._end)
 
     def _end(self) -> None:
         self._put_back()
@@ -131,7 +140,7 @@ class TerminationGuard:
         self._watch_c_handler()
         at_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if signal_watch is None or (at_default and self._previous is signal.SIG_DFL):
-            _on_main_thread(self._restore)
+            on_main_thread(self._restore)
 
     def _restore(self) -> None:
         if not self._installed:
@@ -143,7 +152,7 @@ class TerminationGuard:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         """Runs on the main thread. Must not wait: that thread may hold any lock."""
-        self._reacted = True
+        self._reacted = self._signalled = True
         if not self._installed:
             if self._previous is signal.SIG_DFL:
                 _die(signum)
@@ -166,6 +175,7 @@ class TerminationGuard:
             if not signals or _STOP[0] in signals:
                 self._close_pipe()
                 return
+            self._signalled = True
             if signal.SIGTERM in signals:  # once or twice
                 self._on_sigterm()
 
@@ -211,27 +221,6 @@ def _swap_wakeup_fd(expected: int, wanted: int) -> None:
         found = signal.set_wakeup_fd(wanted, warn_on_full_buffer=False)
         if found not in (expected, wanted):
             signal.set_wakeup_fd(found)  # an event loop's; then only the handler tells us
-
-
-_to_do: Final[list[Callable[[], None]]] = []
-
-
-def _run_what_is_to_do(_: int | None) -> int:
-    with contextlib.suppress(Exception):
-        while _to_do:
-            _to_do.pop()()
-    return 0
-
-
-#: It must stay as long as the interpreter may call it.
-_PENDING_CALL: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_what_is_to_do)
-
-
-def _on_main_thread(action: Callable[[], None]) -> None:
-    """Have the main thread do this between two of its bytecodes, as it runs signal handlers."""
-    if not _to_do:  # else it is stuck, and one call waits for it already
-        _to_do.append(action)
-        ctypes.pythonapi.Py_AddPendingCall(_PENDING_CALL, None)
 
 
 def _die(signum: int) -> None:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanProcessor
 from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.util.types import AttributeValue
 
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.journal.encoding import (
@@ -83,6 +84,19 @@ class JournalSpanProcessor(SpanProcessor):
             context = context_of(span)
             if context is not None:
                 self.journal.end(context[1], end_time_of(span) or 0)
+        except Exception as error:  # noqa: BLE001 - the training loop must not see it
+            _report(error)
+
+    def on_truncated(
+        self, span: Span, attributes: Mapping[str, AttributeValue], event: Event
+    ) -> None:
+        """Write down that the end of the process cut an ended span short. Never raises."""
+        try:
+            journal, slot = span._lens_note  # type: ignore[attr-defined]
+            journal.add(slot, Kind.ATTRIBUTES, encode_value(attributes))
+            journal.add(slot, Kind.EVENT, encode_event(event))
+        except AttributeError:
+            return  # not in the journal: unsampled, or the table was full
         except Exception as error:  # noqa: BLE001 - the training loop must not see it
             _report(error)
 

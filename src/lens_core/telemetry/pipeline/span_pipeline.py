@@ -8,6 +8,7 @@ delivered: a forked child inherits its parent's open spans and ends copies of th
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,9 @@ from opentelemetry.util.types import AttributeValue
 
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.sdk.span_fields import context_of, with_fields
-from lens_core.semconv import NEMO_SPAN_TRUNCATED, NEMO_SPAN_TRUNCATED_REASON
+from lens_core.semconv import NEMO_SPAN_TRUNCATED
 from lens_core.telemetry.pipeline.delivery import Delivery
+from lens_core.telemetry.pipeline.truncated import ENDS_OF_PROCESS, cut_short, truncation
 from lens_core.telemetry.resources import child_resource
 
 __all__ = ["SpanAttachment", "SpanPipeline"]
@@ -45,6 +47,7 @@ class SpanPipeline(SpanProcessor):
     Attributes:
         is_taking: Whether spans that start are taken.
         on_child_start: Called once in a forked child, when its first span starts.
+        exit_reason: Why the process ends, where a block is left by ``SystemExit``.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class SpanPipeline(SpanProcessor):
     ) -> None:
         self.is_taking = True
         self.on_child_start: Callable[[], None] | None = None
+        self.exit_reason: Callable[[], str] = lambda: "exit"
         self._deliveries = tuple(deliveries)
         self._processors = tuple(processors)
         self._overlay = overlay
@@ -66,6 +70,8 @@ class SpanPipeline(SpanProcessor):
         # Open spans with the id of another one: the application's provider may draw ids from the
         # random stream that training code seeds again and again.
         self._twins: list[Span] = []
+        # Spans that began while the process was ending already, such as a last checkpoint's.
+        self._last_works: set[int] = set()
         self._is_new_child = False
         fork = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (method := fork()) and method())
@@ -92,6 +98,8 @@ class SpanPipeline(SpanProcessor):
         context = context_of(span)
         if context is not None and self._open.setdefault(context.span_id, span) is not span:
             self._twins.append(span)
+        if context is not None and isinstance(sys.exc_info()[1], ENDS_OF_PROCESS):
+            self._last_works.add(context.span_id)
         if self._attributes:
             span.set_attributes(self._attributes)
         for processor in self._processors:
@@ -108,6 +116,8 @@ class SpanPipeline(SpanProcessor):
             return
         if self._twins:
             self._put_back(context.span_id, known)
+        if isinstance(sys.exc_info()[1], ENDS_OF_PROCESS) or self._last_works:
+            span = self._cut_short(span, known, context.span_id)
         for processor in self._processors:
             try:
                 processor.on_end(span)
@@ -119,6 +129,16 @@ class SpanPipeline(SpanProcessor):
             span = self._with_overlay(span, self._overlay)
         for delivery in self._deliveries:
             delivery.put(span)
+
+    def _cut_short(self, span: ReadableSpan, known: Span, span_id: int) -> ReadableSpan:
+        error = sys.exc_info()[1]
+        if span_id in self._last_works:
+            self._last_works.discard(span_id)
+            return span
+        if not isinstance(error, ENDS_OF_PROCESS):
+            return span
+        reason = "SIGINT" if isinstance(error, KeyboardInterrupt) else self.exit_reason()
+        return cut_short(span, reason, known, self._processors)
 
     def _put_back(self, span_id: int, known: Span) -> None:
         """Keep as open what shares the id of the span that has just ended."""
@@ -142,16 +162,15 @@ class SpanPipeline(SpanProcessor):
         They carry ``nemo.span.truncated`` and an event of the same name with the reason. Their end
         says when the process ended, not when the work did: leave them out of duration statistics.
         """
+        marks, event = truncation(reason)
         now_ns = time.time_ns()
         count = 0
         for span in reversed([*self._open.values(), *self._twins]):
             try:
                 if not span.is_recording():
                     continue
-                span.set_attributes({NEMO_SPAN_TRUNCATED: True, NEMO_SPAN_TRUNCATED_REASON: reason})
-                span.add_event(
-                    NEMO_SPAN_TRUNCATED, {NEMO_SPAN_TRUNCATED_REASON: reason}, timestamp=now_ns
-                )
+                span.set_attributes(marks)
+                span.add_event(NEMO_SPAN_TRUNCATED, event, timestamp=now_ns)
                 span.end(max(now_ns, span.start_time or 0))
                 # Its owner may yet end it: that is not the mistake that the SDK would warn of.
                 setattr(span, "end", _end_again)  # noqa: B010 - assigning a method, on purpose
