@@ -29,9 +29,10 @@ def test_a_trace_of_pipeline_operations_is_read_as_a_run(imported):
     spans = imported.spans.to_pylist()
     assert [s["start_ns"] for s in spans] == sorted(s["start_ns"] for s in spans)
     computed = [s for s in spans if s["kind"] == "compute"]
-    assert len(computed) == 8 * 2 * 3 * 4
+    assert len(computed) == 8 * 2 * 3 * 4 * 2
     assert {(s["phase"], s["dp"], s["stage"]) for s in computed if s["rank"] == 5} == {
-        ("forward", 1, 2)
+        ("forward", 1, 2),
+        ("backward", 1, 2),
     }
 
 
@@ -41,11 +42,11 @@ def test_both_ends_of_each_message_bear_its_name_and_each_other(imported):
     for span in spans:
         if span["hop_id"] is not None:
             ends.setdefault(span["hop_id"], {})[span["kind"]] = span
-    assert len(ends) == 8 * 2 * 2 * 4
+    assert len(ends) == 8 * 2 * 2 * 4 * 2
     for hop in ends.values():
         send, recv = hop["send"], hop["recv"]
         assert (send["peer_rank"], recv["peer_rank"]) == (recv["rank"], send["rank"])
-        assert recv["stage"] == send["stage"] + 1
+        assert recv["stage"] - send["stage"] == {"forward": 1, "backward": -1}[recv["phase"]]
         assert recv["links"] == [send["trace"] + send["span"]]
         assert abs(send["end_ns"] - recv["end_ns"]) < 60_000
 

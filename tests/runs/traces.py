@@ -4,55 +4,55 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+NAMES = ["dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id"]
+NAMES += ["mb_id", "mc"]
 
-def pipeline_trace(path, *, steps=8, dps=2, stages=3, microbatches=4, clock_s=None, seed=0):
-    """Write a forward-only pipeline; return the rows' true times.
 
-    Messages are rendezvous: both ends end together, but for a few microseconds of noise, and the
-    side that waited sees it 20 us later. Each replica has its stages in a row; an all-gather joins
-    the replicas.
+def pipeline_trace(
+    path, *, steps=8, dps=2, stages=3, microbatches=4, clock_s=None, gather=True, seed=0
+):
+    """Write the trace of a pipeline that runs all forwards, then all backwards.
+
+    Messages are rendezvous: both ends end together, but for some microseconds of noise, and the
+    side that waited sees it 20 us later. An all-gather at the end of a step joins the replicas.
 
     Args:
         clock_s: ``(rank, step) -> seconds`` that a rank's clock is ahead.
     """
     rng = np.random.default_rng(seed)
-    clock_s = clock_s or (lambda rank, step: 0.0)
+    ahead = clock_s or (lambda rank, step: 0.0)
     rows = []
 
     def add(dp, stage, step, op, start, end, seq, mb=-1):
         rank = stage * dps + dp
-        ahead = clock_s(rank, step)
-        rows.append((dp, stage, rank, step, op, start + ahead, end - start, seq, mb, 0))
+        shift = ahead(rank, step)
+        rows.append((dp, stage, rank, step, op, start + shift, end - start, seq, mb, 0))
+
+    def meet(dp, step, way, source, target, free, seq):
+        sent, posted = free[source], free[target]
+        done = max(sent, posted) + 0.0003
+        noise = rng.normal(0, 2e-6, 2)
+        free[source] = done + noise[0] + (20e-6 if sent < posted else 0)
+        free[target] = done + noise[1] + (20e-6 if posted <= sent else 0)
+        add(dp, source, step, f"{way}-send", sent, free[source], seq)
+        add(dp, target, step, f"{way}-recv", posted, free[target], seq)
 
     for step in range(steps):
-        gathered = 0.0
         ends = {}
         for dp in range(dps):
             free = np.zeros(stages)
-            for mb in range(microbatches):
-                for stage in range(stages):
-                    if stage:
-                        # The sender finished computing at free[stage - 1]; who comes first waits.
-                        sent, posted = free[stage - 1], free[stage]
-                        done = max(sent, posted) + 0.0003
-                        late = 20e-6
-                        noise = rng.normal(0, 2e-6, 2)
-                        send_end = done + noise[0] + (late if sent < posted else 0)
-                        recv_end = done + noise[1] + (late if posted <= sent else 0)
-                        add(dp, stage - 1, step, "forward-send", sent, send_end, mb)
-                        add(dp, stage, step, "forward-recv", posted, recv_end, mb)
-                        free[stage - 1], free[stage] = send_end, recv_end
-                    took = 0.010 + rng.normal(0, 0.002)
-                    add(dp, stage, step, "forward-compute", free[stage], free[stage] + took, mb, mb)
-                    free[stage] += took
-            for stage in range(stages):
-                ends[dp, stage] = free[stage]
+            for way, order in (("forward", range(stages)), ("backward", range(stages)[::-1])):
+                for mb in range(microbatches):
+                    for place, stage in enumerate(order):
+                        if place:
+                            meet(dp, step, way, order[place - 1], stage, free, mb)
+                        took = 0.010 + rng.uniform(-0.003, 0.003)
+                        name = f"{way}-compute"
+                        add(dp, stage, step, name, free[stage], free[stage] + took, mb, mb)
+                        free[stage] += took
+            ends.update({(dp, stage): free[stage] for stage in range(stages)})
         gathered = max(ends.values()) + 0.001
-        for (dp, stage), end in ends.items():
-            noise = rng.normal(0, 2e-6)
-            add(dp, stage, step, "params-all-gather", end, gathered + noise, 0)
-    names = ["dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id"]
-    names += ["mb_id", "mc"]
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        for (dp, stage), end in ends.items() if gather else ():
+            add(dp, stage, step, "params-all-gather", end, gathered + rng.normal(0, 2e-6), 0)
+    columns = dict(zip(NAMES, zip(*rows, strict=True), strict=True))
     pq.write_table(pa.table({name: pa.array(column) for name, column in columns.items()}), path)
-    return columns
