@@ -38,6 +38,7 @@ else:
 __all__ = ["Message", "messages"]
 
 _BLOCK_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 16
 #: Largest message that is read: one of the Collector's holds a batch.
 _MAX_BYTES: Final = 256 << 20
 _MAGICS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -79,15 +80,32 @@ def _unpacked(file: BinaryIO, packed: str) -> Iterator[Message]:
 
 
 class _Rest:
-    """A stream of which the first bytes were read already."""
+    """A compressed stream of which the first bytes were read already.
+
+    Where it is damaged, what came before is given out first, and only then the error raised.
+    """
 
     def __init__(self, head: bytes, stream: Any) -> None:
         self._head = head
         self._stream = stream
+        self._error: OSError | None = None
 
     def read(self, size: int) -> bytes:
-        head, self._head = self._head[:size], self._head[size:]
-        return head + cast("bytes", self._stream.read(size - len(head)))
+        if self._error is not None:
+            raise self._error
+        pieces, self._head = [self._head[:size]], self._head[size:]
+        missing = size - len(pieces[0])
+        while missing:
+            try:
+                piece = cast("bytes", self._stream.read(min(missing, _PIECE_BYTES)))
+            except OSError as error:
+                self._error = error
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
 
 
 def _plain(file: BinaryIO, head: bytes, offset: int) -> Iterator[Message]:
@@ -116,7 +134,11 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[Message]:
 
 def _parsed(line: bytes) -> JsonObject | str:
     try:
-        found = _loads(line)
+        try:
+            found = _loads(line)
+        except ValueError:
+            # Lone surrogates, NaN: json takes what orjson does not.
+            found = json.loads(line)
     except RecursionError:
         return "not JSON: nested too deeply"
     except ValueError as error:

@@ -17,7 +17,7 @@ from lens_tools.records.read import RunError
 from lens_tools.runs.assembly import assemble
 from lens_tools.runs.run_table import ReadingReport, Run
 from lens_tools.runs.schema import SCHEMA_VERSION, SPANS, STEP_TIMES
-from lens_tools.runs.shards import make_shard, make_shard_apart, step_times_of
+from lens_tools.runs.shards import Shard, make_shard, make_shard_apart, step_times_of
 
 __all__ = ["read_run", "telemetry_files", "write_run"]
 
@@ -61,9 +61,9 @@ def read_run(
         _read_ahead(others, shards, workers or os.cpu_count() or 1)
         for file in others:
             try:
-                shard, parts, cached = make_shard(file, shards)
-                tables += [pq.read_table(part, schema=SPANS) for part in parts]
+                shard, parts, cached, found = _shard(file, shards)
                 times += [step_times_of(part) for part in parts]
+                tables += found
             except (OSError, pa.ArrowException) as error:
                 reading.found("unreadable files", 1, f"{file}: {error}")
                 continue
@@ -146,6 +146,25 @@ def _read_ahead(files: Sequence[Path], shards: Path, workers: int) -> None:
             # The largest first, so that the last to end is a small one.
             by_size = sorted(large, key=_size, reverse=True)
             list(pool.map(make_shard_apart, by_size, [shards] * len(large)))
+
+
+def _shard(file: Path, shards: Path) -> tuple[Shard, list[Path], bool, list[pa.Table]]:
+    """A file's shard and its spans; where the cache is damaged, it is made again."""
+    shard, parts, cached = make_shard(file, shards)
+    try:
+        return shard, parts, cached, [_spans_of(part) for part in parts]
+    except (OSError, pa.ArrowException):
+        for part in parts:
+            part.unlink(missing_ok=True)
+    shard, parts, cached = make_shard(file, shards)
+    return shard, parts, cached, [_spans_of(part) for part in parts]
+
+
+def _spans_of(part: Path) -> pa.Table:
+    # Mapped and not buffered ahead: the peak of reading a run is what is in memory twice.
+    table = pq.read_table(part, schema=SPANS, memory_map=True, pre_buffer=False)
+    pa.default_memory_pool().release_unused()
+    return table
 
 
 def _size(file: Path) -> int:
