@@ -99,6 +99,17 @@ LENS_BATCH_ID: Final = "lens.batch.id"
 LENS_STEP_OWN: Final = "lens.step.own_ns."
 #: Nanoseconds of those in the run queue of the CPU, likewise.
 LENS_STEP_QUEUED: Final = "lens.step.queued_ns."
+#: Bytes of the tensors that an operation was given.
+LENS_BYTES: Final = "lens.bytes"
+#: Collectives, and sends and receives, that Python code of a rank began in a step; their bytes.
+LENS_STEP_COLLECTIVES: Final = "lens.step.collectives"
+LENS_STEP_P2P: Final = "lens.step.p2p"
+LENS_STEP_BYTES: Final = "lens.step.bytes"
+#: Optimizer steps that a gradient scaler left out, for gradients that were not finite.
+LENS_STEP_SKIPPED: Final = "lens.step.skipped"
+#: True on a step that was open when the process group, or the process, ended before its optimizer
+#: had stepped.
+LENS_STEP_PARTIAL: Final = "lens.step.partial"
 #: Stacks of the threads of a process that ended while a span was open, on its truncation event.
 LENS_STACKS: Final = "lens.stacks"
 

@@ -46,6 +46,14 @@ KINDS: Final[dict[str, Kind]] = {
     "attributes.failed": Kind(
         "An attribute's value could not be read or set; the span is there without it.", "foreign"
     ),
+    "autotrace.failed": Kind(
+        "A hook of the tracing of unmodified scripts failed once; the step has not noticed.",
+        "ours",
+    ),
+    "autotrace.hook_off": Kind(
+        "A private name of torch is missing that a hook of the tracing of unmodified scripts "
+        "needs: that hook is off, and the others are on."
+    ),
     "broadcast.no_headers": Kind(
         "The source of `broadcast_trace_context` has a span, and its propagators wrote no header "
         "that fits a frame: all ranks get `None`."

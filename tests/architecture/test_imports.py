@@ -18,7 +18,11 @@ from tests.architecture.source_tree import (
 #: holds and is not named here is on its ground: the small core, in ``lens_core``.
 FLOORS = {
     "lens_core": ("", "sdk", "otlp", "journal", "telemetry", "testing"),
-    "lens_contrib": ("torch", "torch_distributed nccl pipelining", "ray"),
+    "lens_contrib": (
+        "torch",
+        "torch_distributed nccl pipelining",
+        "ray bootstrap torch_instrumentor",
+    ),
     "lens_tools": ("", "demo doctor groups hang launch recover", "cli"),
 }
 #: Folders that stand beside each other: neither imports the other.

@@ -1,5 +1,6 @@
 """What a torch job can do about its traces beyond sending: agree, wait, publish, carry on.
 
+:func:`instrument` traces a script that knows nothing of it; :func:`uninstrument` undoes that.
 :func:`agree_run_key` once after ``init_process_group()``, and every rank derives the same ids;
 :func:`waiting` around an operation that waits for other ranks, so that a hang can be explained;
 :func:`publish_trace_context` and :func:`latest_trace_context` for contexts from outside, through
@@ -13,6 +14,7 @@ from lens_core.errors import MissingExtraError
 
 try:
     from lens_contrib.torch.autograd import backward_context, in_forward_context
+    from lens_contrib.torch.autotrace import instrument, uninstrument
     from lens_contrib.torch.device_mesh import mesh_coordinates
     from lens_contrib.torch.published_context import latest_trace_context, publish_trace_context
     from lens_contrib.torch.run_id_agreement import agree_run_id
@@ -26,8 +28,10 @@ __all__ = [
     "agree_run_key",
     "backward_context",
     "in_forward_context",
+    "instrument",
     "latest_trace_context",
     "mesh_coordinates",
     "publish_trace_context",
+    "uninstrument",
     "waiting",
 ]

@@ -30,8 +30,16 @@ _PER_STEP: Final = _DEFAULT | {
     "optimizer",
 }
 BUILT_IN_GROUPS: Final = _PER_STEP | {"communication", "microbatch", "data_loading"}
+_PHASES: Final = frozenset({"step", "forward_backward", "optimizer", "data_loading"})
 BUILT_IN_PRESETS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {"default": _DEFAULT, "per_step": _PER_STEP}
+    {
+        "default": _DEFAULT,
+        "per_step": _PER_STEP,
+        # How much a script that is traced as it is shows: a span a step, its phases, operations.
+        "slots": _DEFAULT | {"step"},
+        "phases": _DEFAULT | _PHASES,
+        "spans": _DEFAULT | _PHASES | {"communication"},
+    }
 )
 #: Groups of this library's own spans: those of steps and runs, of hops and waits, and of the
 #: computations of a pipeline. They are on unless a spec removes them by name (``-communication``).

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-__all__ = ["setup_telemetry"]
+__all__ = ["let_next_setup_replace", "setup_telemetry"]
 
 
 class _Once:
@@ -34,7 +34,8 @@ class _Once:
 
     def __init__(self) -> None:
         self._taken = False
-        self._is_inherited = False
+        #: Set up by the parent, or for a script that may do it itself: the next call replaces it.
+        self._is_replaceable = False
         self._renew_lock()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -43,12 +44,14 @@ class _Once:
 
     def _after_fork(self) -> None:
         self._renew_lock()  # another thread of the parent may have held it
-        self._is_inherited = self._taken
+        self._is_replaceable = self._taken
+
+    def let_next_replace(self) -> None:
+        self._is_replaceable = self._taken
 
     def take(self) -> None:
-        if self._is_inherited:
-            self._is_inherited = False
-            # Set up by the parent, not by this process: what this process says takes its place.
+        if self._is_replaceable:
+            self._is_replaceable = False
             if (handle := current_telemetry()) is not None:
                 handle.shutdown()
             self.release()
@@ -66,6 +69,15 @@ class _Once:
 
 
 _once = _Once()
+
+
+def let_next_setup_replace(handle: TelemetryHandle) -> None:
+    """Let the next :func:`setup_telemetry` shut this handle down and take its place.
+
+    For what sets telemetry up on behalf of a script that may come to do so itself.
+    """
+    if current_telemetry() is handle:
+        _once.let_next_replace()
 
 
 def setup_telemetry(

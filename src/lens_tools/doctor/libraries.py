@@ -114,9 +114,12 @@ def examine_torch() -> Iterator[Finding]:
     yield Finding("torch", "ok", f"back ends {', '.join(found) or 'none'}")
     # What the adapters rely on is private in torch.
     from lens_contrib.pipelining.compat import check_private_names as of_pipelining  # noqa: PLC0415
+    from lens_contrib.torch.autotrace.compat import (  # noqa: PLC0415
+        check_private_names as of_autotrace,
+    )
     from lens_contrib.torch.compat import check_private_names as of_torch  # noqa: PLC0415
 
-    for problem in (*of_torch(), *of_pipelining()):
+    for problem in (*of_torch(), *of_pipelining(), *of_autotrace()):
         yield Finding("torch", "problem", f"torch {torch.__version__} has no {problem}")
 
 

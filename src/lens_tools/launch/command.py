@@ -43,6 +43,7 @@ from lens_tools.launch.signals import (
     stop,
     taken_so_far,
 )
+from lens_tools.launch.tracing import NOTHING_TRACED, trace_children
 from lens_tools.launch.watch import ExitWatch
 from lens_tools.options import recovered_to_options, seconds_option
 
@@ -61,6 +62,7 @@ class _Options:
     grace_s: float
     timeout_s: float
     quiet: bool
+    trace: bool
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -83,6 +85,7 @@ class _Options:
     "timeout", 30.0, "Seconds that recovery may take; what is left then is for lens recover."
 )
 @click.option("--quiet", is_flag=True, help="Write nothing.")
+@click.option("--trace", is_flag=True, help="Trace torch in the command's Python processes.")
 def run(
     arguments: Sequence[str],
     journals: Sequence[Path],
@@ -91,6 +94,7 @@ def run(
     grace_s: float,
     timeout_s: float,
     quiet: bool,
+    trace: bool,
 ) -> None:
     """Run a command, such as torchrun, and recover the spans of those of its processes that die.
 
@@ -101,10 +105,12 @@ def run(
     Exit status: that of the command, or its signal; 127 if there is no such command, 126 if it
     cannot be executed.
     """
-    _run(arguments, _Options(journals, output, otlp, grace_s, timeout_s, quiet))
+    _run(arguments, _Options(journals, output, otlp, grace_s, timeout_s, quiet, trace))
 
 
 def _run(arguments: Sequence[str], options: _Options) -> NoReturn:
+    if options.trace:
+        trace_children(arguments, os.environ)
     mask = block_signals()
     adopt_orphans()
     witness = Witness(arguments)
@@ -129,6 +135,8 @@ def _run(arguments: Sequence[str], options: _Options) -> NoReturn:
     if _wait(options.grace_s, lambda: watch.has_looked and not watch.living, watch):
         watch.stop(_CHECK_S)
         lines = _recover(options, watch)
+    if options.trace and not watch.found:
+        lines.append(NOTHING_TRACED)
     if not options.quiet:
         for line in lines:
             _say(line)
