@@ -24,6 +24,7 @@ What one place alone raises stands there, and is of the same tree:
     LensError
     ├── JournalError (ValueError)        a file that is no journal (lens_core.journal)
     ├── NativeCoreError (ImportError)    a compiled part that was asked for (lens_core.native)
+    ├── JaegerError (RuntimeError)       a Jaeger that does not answer (lens_tools.runs)
     ├── RunError (ValueError)            a directory that holds no run (lens_tools.records)
     ├── TextError (ValueError)           a text that nothing can be trained on (lens_tools.demo)
     └── DemoError (RuntimeError)         a demo that cannot run (lens_tools.demo)
