@@ -336,7 +336,7 @@ def test_mutated_files_never_raise(tmp_path):
             cut = rng.choice((0, 0, 1, 5))
             raw[at : at + cut] = bytes(rng.randrange(256) for _ in range(rng.choice((0, 1, 4))))
             if rng.random() < 0.1:
-                del raw[rng.randrange(len(raw)) :]
+                del raw[rng.randrange(len(raw) + 1) :]
             raw += b"{" * (not raw)
         path.write_bytes(raw)
         try:

@@ -126,7 +126,7 @@ def _count(table: pa.Table, index: _Index, reading: ReadingReport) -> None:
     links = table["links"].combine_chunks()
     flat = pc.list_flatten(links)
     if len(flat):
-        raw, _ = _bytes(pa.chunked_array([flat]), 24)
+        raw, _ = _bytes(pa.chunked_array([flat.cast(pa.binary(24))]), 24)
         missing = index.rows(_mixed(raw[:, :16], raw[:, 16:])) < 0
         reading.found("links to spans that are not there", int(missing.sum()))
     reading.found("spans without rank", table["rank"].null_count)
