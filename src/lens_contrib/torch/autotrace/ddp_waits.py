@@ -74,10 +74,10 @@ def _around_sync_buffers(inner: Callable[..., Any]) -> Callable[..., Any]:
 @never_raises
 def _begin(group: Any) -> Operation:
     operation = Operation("broadcast", group, time.time_ns(), next_sequence(group))
-    recorder.enter_operation(operation, waits=True)
+    recorder.enter_operation(operation)
     return operation
 
 
 @never_raises
 def _end(operation: Operation) -> None:
-    recorder.leave_operation(operation, waits=True)
+    recorder.leave_operation(operation)

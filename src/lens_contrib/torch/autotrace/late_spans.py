@@ -20,6 +20,7 @@ from lens_contrib.torch.autotrace.recorder import recorder
 from lens_core.semconv import LENS_GROUP, LENS_GROUP_RANKS, LENS_OP, LENS_SEQUENCE
 from lens_core.spans.managed import span_tracer
 from lens_core.spans.switch import span_groups
+from lens_core.telemetry.metrics.training_metrics import record_training_step
 
 __all__ = ["LATE_S", "watch"]
 
@@ -49,6 +50,7 @@ class _Watch:
         while recorder.is_live:
             stopped.wait(_LOOK_S)
             self._look()
+            _record_metrics()
 
     @never_raises
     def _look(self) -> None:
@@ -112,6 +114,14 @@ class _Watch:
     def _end_recorded(self, but: set[tuple[str, int]]) -> None:
         for key in self._recorded.keys() - but:
             self._recorded.pop(key).end()
+
+
+@never_raises
+def _record_metrics() -> None:
+    """The metrics of the steps since the last look: half of what a step would cost its thread."""
+    while recorder.finished:
+        duration_s, rate = recorder.finished.popleft()
+        record_training_step(duration_s=duration_s, samples_per_s=rate)
 
 
 def _end_all(spans: list[Span]) -> None:

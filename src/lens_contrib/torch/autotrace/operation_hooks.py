@@ -15,6 +15,7 @@ from typing import Any, Final
 from lens_contrib.torch.autotrace.compat import (
     COLLECTIVES,
     P2P,
+    leave_uncompiled,
     problem_of,
     process_group_class,
     sequence_of,
@@ -23,6 +24,7 @@ from lens_contrib.torch.autotrace.compat import (
 from lens_contrib.torch.autotrace.operations import Operation, byte_count
 from lens_contrib.torch.autotrace.patches import Patches, never_raises
 from lens_contrib.torch.autotrace.recorder import recorder
+from lens_core.diagnostics import describe, diagnostics
 
 __all__ = ["forget_groups", "hook_operations", "next_sequence"]
 
@@ -45,7 +47,8 @@ def next_sequence(group: Any) -> int | None:
     """The number of the collective that a group is about to begin; ``None`` if unknown."""
     if not _works.has_sequence:
         return None
-    return sequence_of(group, _works.p2p_counts.get(group.group_name, 0))
+    counts = _works.p2p_counts
+    return sequence_of(group, counts.get(group.group_name, 0) if counts else 0)
 
 
 def forget_groups() -> None:
@@ -65,17 +68,52 @@ def hook_operations(patches: Patches) -> None:
 
 
 def _around_collective(op: str) -> Callable[..., Any]:
+    def begin(group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation:
+        options = kwargs.get("opts") or (args[-1] if args else None)
+        size = byte_count(args[0] if args else next(iter(kwargs.values()), None))
+        recorder.collectives += 1
+        recorder.bytes += size
+        is_sync = not getattr(options, "asyncOp", True)
+        sequence = next_sequence(group)
+        return Operation(op, group, time.time_ns(), sequence, None, size, waits=is_sync)
+
+    return _around(begin)
+
+
+def _around_p2p(op: str, *, has_peer: bool) -> Callable[..., Any]:
+    def begin(group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation:
+        given = (*args, *kwargs.values())
+        peer = given[1] if has_peer and len(given) > 1 else -1
+        size = byte_count(given[0])
+        recorder.p2p += 1
+        recorder.bytes += size
+        name = group.group_name
+        _works.p2p_counts[name] = _works.p2p_counts.get(name, 0) + 1
+        return Operation(op, group, time.time_ns(), None, peer, size, waits=False)
+
+    return _around(begin)
+
+
+def _around(begin: Callable[..., Operation]) -> Callable[..., Any]:
+    leave_uncompiled(begin, with_calls=True)
+
     def around(inner: Callable[..., Any]) -> Callable[..., Any]:
+        # Guarded here and not by never_raises: a function more is a microsecond of each operation.
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not recorder.is_live:
                 return inner(self, *args, **kwargs)
-            operation = _begin_collective(op, self, args, kwargs)
-            work = None
+            operation = work = None
+            try:
+                operation = begin(self, args, kwargs)
+                recorder.enter_operation(operation)
+            except Exception as error:  # noqa: BLE001 - the operation goes on
+                _failed(error)
             try:
                 work = inner(self, *args, **kwargs)
                 return work
             finally:
-                _begun_collective(operation, work)
+                if operation is not None:
+                    _begun(operation, work)
 
         return method
 
@@ -83,62 +121,13 @@ def _around_collective(op: str) -> Callable[..., Any]:
 
 
 @never_raises
-def _begin_collective(
-    op: str, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Operation, bool]:
-    options = kwargs.get("opts") or (args[-1] if args else None)
-    is_sync = not getattr(options, "asyncOp", True)
-    tensors = args[0] if args else next(iter(kwargs.values()), None)
-    size = byte_count(tensors)
-    operation = Operation(op, group, time.time_ns(), next_sequence(group), bytes_=size)
-    recorder.collectives += 1
-    recorder.bytes += size
-    recorder.enter_operation(operation, waits=is_sync)
-    return operation, is_sync
-
-
-@never_raises
-def _begun_collective(begun: tuple[Operation, bool] | None, work: Any) -> None:
-    if begun is None:
-        return
-    operation, is_sync = begun
-    if is_sync and work is not None:
+def _begun(operation: Operation, work: Any) -> None:
+    if operation.waits and work is not None:
         _works.now[threading.get_ident()] = (work, operation)
         return
-    recorder.leave_operation(operation, waits=is_sync)
+    recorder.leave_operation(operation)
     if work is not None:
         _works.of[work] = operation
-
-
-def _around_p2p(op: str, *, has_peer: bool) -> Callable[..., Any]:
-    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def method(self: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.is_live:
-                return inner(self, tensors, *args, **kwargs)
-            peer = next(iter((*args, *kwargs.values())), -1) if has_peer else -1
-            operation = _begin_p2p(op, self, tensors, peer)
-            work = None
-            try:
-                work = inner(self, tensors, *args, **kwargs)
-                return work
-            finally:
-                _begun_collective(operation, work)
-
-        return method
-
-    return around
-
-
-@never_raises
-def _begin_p2p(op: str, group: Any, tensors: Any, peer: int) -> tuple[Operation, bool]:
-    name = group.group_name
-    _works.p2p_counts[name] = _works.p2p_counts.get(name, 0) + 1
-    size = byte_count(tensors)
-    operation = Operation(op, group, time.time_ns(), peer=peer, bytes_=size)
-    recorder.p2p += 1
-    recorder.bytes += size
-    recorder.enter_operation(operation, waits=False)
-    return operation, False
 
 
 def _around_wait(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +139,10 @@ def _around_wait(inner: Callable[..., Any]) -> Callable[..., Any]:
             return inner(self, *args, **kwargs)
         finally:
             if operation is not None:
-                _end_wait(operation)
+                try:
+                    recorder.leave_operation(operation)
+                except Exception as error:  # noqa: BLE001 - the wait is over
+                    _failed(error)
 
     return wait
 
@@ -161,17 +153,16 @@ def _begin_wait(work: Any) -> Operation | None:
     if of is work:
         return operation
     if operation is not None:
-        recorder.leave_operation(operation, waits=True)  # nobody waited for it
+        recorder.leave_operation(operation)  # nobody waited for it
     begun = _works.of.pop(work, None)
     if begun is None:
         return None
     waited = Operation(
         begun.op, begun.group, time.time_ns(), begun.sequence, begun.peer, begun.bytes
     )
-    recorder.enter_operation(waited, waits=True)
+    recorder.enter_operation(waited)
     return waited
 
 
-@never_raises
-def _end_wait(operation: Operation) -> None:
-    recorder.leave_operation(operation, waits=True)
+def _failed(error: Exception) -> None:
+    diagnostics.record("autotrace.failed", describe(error))

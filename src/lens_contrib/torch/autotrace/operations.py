@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,9 +31,20 @@ class Operation:
         sequence: Which of the group's it is, the same on all members; ``None`` if unknown.
         peer: Rank within the group at the other end, of a send or receive; ``None`` otherwise.
         bytes_: Bytes of the tensors that it was given.
+        waits: Whether the thread waits for others in it, or only begins it.
     """
 
-    __slots__ = ("began_ns", "bytes", "group", "is_over", "op", "opened", "peer", "sequence")
+    __slots__ = (
+        "began_ns",
+        "bytes",
+        "group",
+        "is_over",
+        "op",
+        "opened",
+        "peer",
+        "sequence",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -44,6 +54,8 @@ class Operation:
         sequence: int | None = None,
         peer: int | None = None,
         bytes_: int = 0,
+        *,
+        waits: bool = True,
     ) -> None:
         self.op = op
         self.group = group
@@ -52,6 +64,7 @@ class Operation:
         self.peer = peer
         self.bytes = bytes_
         self.is_over = False
+        self.waits = waits
         #: Its span, from when it is late; whoever takes it out ends it.
         self.opened: list[Span] = []
 
@@ -80,6 +93,6 @@ def byte_count(tensors: object) -> int:
     """Bytes of a tensor, or of all in a list of tensors or of lists of them."""
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
-    if isinstance(tensors, Iterable):
-        return sum(map(byte_count, tensors))
+    if isinstance(tensors, (list, tuple)):
+        return byte_count(tensors[0]) if len(tensors) == 1 else sum(map(byte_count, tensors))
     return 0

@@ -81,9 +81,9 @@ class PhaseClock:
 
     def wait_begins(self) -> None:
         """This thread waits for other ranks from here on."""
-        self._waits += 1
-        if self._waits == 1:
+        if not self._waits:
             self._add(time.time_ns())
+        self._waits += 1
 
     def wait_ends(self) -> None:
         """It waits no longer."""

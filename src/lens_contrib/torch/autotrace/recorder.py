@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Final
@@ -25,6 +26,7 @@ from lens_contrib.torch.autotrace.step_rule import StepRule
 from lens_core.identity import step_span
 from lens_core.identity.scope import current_step
 from lens_core.semconv import (
+    DL_THROUGHPUT_SAMPLES_PER_S,
     LENS_STEP_BYTES,
     LENS_STEP_COLLECTIVES,
     LENS_STEP_OWN,
@@ -35,7 +37,6 @@ from lens_core.semconv import (
 )
 from lens_core.spans.managed import span_tracer
 from lens_core.spans.switch import span_groups
-from lens_core.telemetry.metrics.training_metrics import record_training_step
 
 __all__ = ["Recorder", "recorder"]
 
@@ -68,6 +69,7 @@ class Recorder:
         clock: Where the time of this one goes.
         operations: Thread to the operation that it is in.
         late: Spans of a phase that is late.
+        finished: Duration in seconds, and samples per second, of steps without metrics as yet.
         skipped: Optimizer steps of this step that a scaler left out.
         samples: Samples that it fetched from data loaders.
         collectives: Collectives that it began.
@@ -89,6 +91,7 @@ class Recorder:
         self.clock = PhaseClock()
         self.operations: dict[int, Operation] = {}
         self.late: list[Span] = []
+        self.finished: deque[tuple[float, float | None]] = deque(maxlen=4096)
         self.number = 0
         self.is_evaluating = False
         self.step: tuple[AbstractContextManager[Span], Span] | None = None
@@ -151,19 +154,20 @@ class Recorder:
         entered, span = step
         duration_s = time.perf_counter() - self._began_s
         rate = self.samples / duration_s if self.samples else None
-        record_training_step(duration_s=duration_s, samples_per_s=rate)
+        self.finished.append((duration_s, rate))
         if span.is_recording():
-            span.set_attributes(self._numbers())
+            span.set_attributes(self._numbers(rate))
         entered.__exit__(None, None, None)
         self.number += 1
         self.skipped = self.samples = self.collectives = self.p2p = self.bytes = 0
 
-    def _numbers(self) -> dict[str, AttributeValue]:
+    def _numbers(self, rate: float | None) -> dict[str, AttributeValue]:
         clock = self.clock
         said: dict[str, AttributeValue] = {LENS_STEP_OWN + "waiting": clock.wait_ns}
         for prefix, spent in ((LENS_STEP_OWN, clock.own_ns), (LENS_STEP_QUEUED, clock.queued_ns)):
             said.update((prefix + phase, ns) for phase, ns in spent.items() if ns)
         for name, count in (
+            (DL_THROUGHPUT_SAMPLES_PER_S, rate),
             (LENS_STEP_COLLECTIVES, self.collectives),
             (LENS_STEP_P2P, self.p2p),
             (LENS_STEP_BYTES, self.bytes),
@@ -209,28 +213,28 @@ class Recorder:
         if _GROUPS[phase] in span_groups.enabled and not self.late:
             span_tracer.tracer.start_span(phase, self.context, start_time=began_ns).end()
 
-    def enter_operation(self, operation: Operation, *, waits: bool) -> None:
+    def enter_operation(self, operation: Operation) -> None:
         """The calling thread begins an operation of a process group."""
         thread = threading.get_ident()
         before = self.operations.get(thread)
         if before is not None:
-            self.leave_operation(before, waits=True)  # begun without a wait
+            self.leave_operation(before)  # begun without a wait
         self.operations[thread] = operation
-        if waits and thread == self.thread:
+        if operation.waits and thread == self.thread:
             self.clock.wait_begins()
 
-    def leave_operation(self, operation: Operation, *, waits: bool) -> None:
+    def leave_operation(self, operation: Operation) -> None:
         """It goes on."""
-        thread = threading.get_ident()
         if operation.is_over:
             return
         operation.is_over = True
+        thread = threading.get_ident()
         self.operations.pop(thread, None)
-        if waits and thread == self.thread:
+        if operation.waits and thread == self.thread:
             self.clock.wait_ends()
         if operation.opened:
             operation.opened.pop().end()
-        elif waits and "communication" in span_groups.enabled:
+        elif operation.waits and "communication" in span_groups.enabled:
             self.open_operation(operation).end()
 
     def open_operation(self, operation: Operation) -> Span:

@@ -100,16 +100,16 @@ def _around_init(inner: Callable[..., Any]) -> Callable[..., Any]:
 def _begin_rendezvous() -> Operation | None:
     if not recorder.is_live:
         return None
-    operation = Operation("init_process_group", None, time.time_ns())
+    operation = Operation("init_process_group", None, time.time_ns(), waits=False)
     operation.opened.append(recorder.open_operation(operation))
-    recorder.enter_operation(operation, waits=False)
+    recorder.enter_operation(operation)
     return operation
 
 
 @never_raises
 def _end_rendezvous(operation: Operation | None) -> None:
     if operation is not None:
-        recorder.leave_operation(operation, waits=False)
+        recorder.leave_operation(operation)
 
 
 @never_raises
