@@ -18,6 +18,7 @@ from lens_contrib.torch import instrument, uninstrument
 from lens_contrib.torch.autotrace import compat
 from lens_core.diagnostics import diagnostics
 from lens_core.private_names import PrivateNames
+from lens_core.spans.groups import span_registry
 
 OWNERS = [
     torch,
@@ -147,3 +148,12 @@ assert plain[1][0] == traced[1][0], (plain, traced)
 assert plain[1][1] >= traced[1][1], (plain, traced)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+def test_the_levels_are_presets_that_lens_groups_knows():
+    slots, phases, spans = (
+        span_registry.resolve(name).groups for name in ("slots", "phases", "spans")
+    )
+    assert slots < phases < spans
+    assert phases - slots == {"forward_backward", "optimizer", "data_loading"}
+    assert spans - phases == {"communication"}
