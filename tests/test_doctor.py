@@ -2,7 +2,6 @@
 
 import functools
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.ahead import started
+from tests.telemetry.harness import receiving
+from tests.telemetry.test_misbehaving_receivers import grpc_server, server
 
 LENS = Path(sys.executable).with_name("lens")
 
@@ -54,18 +55,16 @@ def test_disabled_is_said_and_is_no_problem():
 
 
 def test_an_otlp_endpoint_that_answers_and_one_that_does_not():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        there = {
-            "NEMO_LENS_ENABLED": "1",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
-        }
+    with receiving() as receiver:
+        there = {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
         status, text = doctor(**there)
         assert status == 0
-        assert "something answers there" in text
+        assert "traces by http/protobuf" in text
+        assert text.count("an empty request was taken") == 2
+        assert receiver.spans() == []
     status, text = doctor(**there)
     assert status == 1
-    assert "Connection refused; start the collector" in text
+    assert "Connection refused" in text
 
 
 #: What is wrong in an environment, and what is said of it.
@@ -107,6 +106,22 @@ WRONG = {
         {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"},
         "(it does not start with http:// or https://); correct OTEL_EXPORTER_OTLP_ENDPOINT",
     ),
+    "a port that takes no OTLP": (
+        {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "{page}"},
+        "answered 200 with text/html, which is no answer of OTLP",
+    ),
+    "a secret in the endpoint": (
+        {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:PASS@127.0.0.1:9/TOKEN"},
+        "traces by http/protobuf to http://127.0.0.1:9/.../v1/traces is not taken",
+    ),
+    "http to a gRPC port": (
+        {**OTLP, "OTEL_EXPORTER_OTLP_ENDPOINT": "{grpc}"},
+        "is not taken: http://127.0.0.1",
+    ),
+    "gRPC to an http port": (
+        {**OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT": "{page}"},
+        "is not taken: http://127.0.0.1",
+    ),
     "sampler": (
         {**OTLP, "OTEL_TRACES_SAMPLER": "nonesuch"},
         "OTEL_TRACES_SAMPLER=nonesuch is not valid; ParentBased",
@@ -124,9 +139,16 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def answers(request):
-    works = {name: functools.partial(doctor, **env) for name, (env, _) in WRONG.items()}
-    with started(request, works, at_once=2) as running:
-        yield running
+    page = lambda to, _: to.reply(200, b"<html>", "text/html")  # noqa: E731
+    with server(page) as (page_at, _), grpc_server(lambda body, _: b"") as (grpc_at, _):
+
+        def work(env):
+            fill = {name: text.format(page=page_at, grpc=grpc_at) for name, text in env.items()}
+            return doctor(**fill)
+
+        works = {name: functools.partial(work, env) for name, (env, _) in WRONG.items()}
+        with started(request, works, at_once=2) as running:
+            yield running
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -134,6 +156,8 @@ def test_what_is_wrong_is_named(name, answers):
     status, text = answers[name].result()
     assert status == 1
     assert WRONG[name][1] in text
+    assert "PASS" not in text
+    assert "TOKEN" not in text
 
 
 def test_that_nothing_would_be_sampled_is_worth_a_note(tmp_path):

@@ -169,6 +169,13 @@ def _text(call: _Call, node: ast.expr | None) -> list[str]:
         return ["".join(_part(call, part) for part in node.values)]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return [a + b for a in _text(call, node.left) for b in _text(call, node.right)]
+    if isinstance(node, ast.Dict):  # any of its values; a ** of another has its own
+        return [text for value in node.values for text in _text(call, value)]
+    if isinstance(node, ast.Call) and _last_name(node.func) in ("get", "fromkeys"):
+        # TABLE.get(key, otherwise), dict.fromkeys(keys, value)
+        table = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+        found = [] if ast.unparse(table) == "dict" else _text(call, table)
+        return [*found, *(text for other in node.args[1:] for text in _text(call, other))]
     if isinstance(node, ast.Name):
         for scope in (call.scope, call.module.tree):
             values = [

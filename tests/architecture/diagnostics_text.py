@@ -36,6 +36,9 @@ KINDS: Final[dict[str, Kind]] = {
         "incomplete.",
         "foreign",
     ),
+    "SIGNAL.crowded": Kind(
+        "More is recorded than the receiver takes: batches go to a file of the run directory."
+    ),
     "SIGNAL.dropped": Kind(
         "Records were dropped: more came than were sent, or they came after shutdown."
     ),
@@ -151,12 +154,11 @@ KINDS: Final[dict[str, Kind]] = {
     "metrics.not_a_number": Kind("A value given to `record_training_step` is no number."),
     "metrics.not_encodable": Kind("A metric was left out of the export.", "foreign"),
     "otlp.partial_success": Kind(
-        "The collector took the batch and rejected records in it.",
-        "the line has the collector's own reason.",
+        "The collector took the batch and rejected records in it; the line has its own reason."
     ),
     "otlp.refused": Kind(
-        "The collector refused a batch for good: it is kept in a file of the run directory.",
-        "the line has the collector's own answer.",
+        "The collector refused a batch: it is sent in halves, tried again, or kept in a file of the "
+        "run directory; the line has the collector's own answer."
     ),
     "otlp.unreachable": Kind("The collector does not answer; batches are tried again, then kept."),
     "pipelining.absent": Kind("A rank of the pipeline is not instrumented like this one."),

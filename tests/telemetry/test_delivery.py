@@ -35,7 +35,8 @@ from lens_core.otlp.json_metrics import encode_metrics
 from lens_core.otlp.json_spans import encode_spans, to_line
 from lens_core.otlp.protobuf import logs_request, metrics_request, spans_request
 from lens_core.telemetry.export.files import LineFile, run_directory
-from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings, Outcome
+from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings
+from lens_core.telemetry.pipeline.export_result import ExportResult, Outcome
 from tests.telemetry.harness import environment, file_spans, receiving, run, unused_endpoint
 
 
@@ -55,7 +56,9 @@ class Sink:
         answer = self.answers.pop(0) if self.answers else Outcome.SENT
         if isinstance(answer, Exception):
             raise answer
-        if answer is Outcome.SENT:
+        if isinstance(answer, Outcome):
+            answer = ExportResult(answer)
+        if answer.outcome is Outcome.SENT:
             self.got += batch
         return answer
 
@@ -414,7 +417,7 @@ def test_one_record_that_no_file_can_hold_does_not_take_the_others_with_it():
 
     class Refusing:
         def send(self, batch, timeout_s):
-            return Outcome.REFUSED
+            return ExportResult(Outcome.REFUSED)
 
         def close(self):
             pass

@@ -25,7 +25,8 @@ from lens_core.journal.write.processor import JournalSpanProcessor
 from lens_core.journal.write.settings import JournalSettings, Keeps
 from lens_core.telemetry.config import JOURNAL_MODES, NemoLensConfig
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
-from lens_core.telemetry.pipeline.delivery import Outcome, Sink
+from lens_core.telemetry.pipeline.delivery import Sink
+from lens_core.telemetry.pipeline.export_result import Outcome, send_in_parts
 
 __all__ = ["JournalPlan", "SenderSink", "open_journal"]
 
@@ -125,9 +126,12 @@ class SenderSink:
             OSError: the receiver did not take them.
         """
         for at in range(0, len(spans), _BATCH):
-            outcome = self._sink.send(spans[at : at + _BATCH], _SEND_TIMEOUT_S)
-            if outcome is not Outcome.SENT:
-                raise OSError(f"the receiver did not take the spans of {name} ({outcome.value})")
+            batch = spans[at : at + _BATCH]
+            for _, result in send_in_parts(batch, lambda p: self._sink.send(p, _SEND_TIMEOUT_S)):
+                if result.outcome is not Outcome.SENT:
+                    raise OSError(
+                        f"the receiver did not take the spans of {name} ({result.outcome.value})"
+                    )
 
 
 def _look_around(directory: Path, plan: JournalPlan) -> None:

@@ -164,7 +164,7 @@ class Lifetime:
         """What became of spans, metrics and logs so far, such as ``spans.sent``."""
         totals: dict[str, int] = {}
         for delivery in self._deliveries:
-            for name in ("sent", "spilled", "dropped", "lost", "failed_attempts"):
+            for name in ("sent", "rejected", "spilled", "dropped", "lost", "failed_attempts"):
                 key = f"{delivery.signal}.{name}"
                 totals[key] = totals.get(key, 0) + getattr(delivery.counts, name)
         return totals
@@ -198,7 +198,7 @@ class Lifetime:
         bad = {
             name: count
             for name, count in counts.items()
-            if count and name.partition(".")[2] in ("spilled", "dropped", "lost")
+            if count and name.partition(".")[2] in ("rejected", "spilled", "dropped", "lost")
         }
         if bad:
             text = ", ".join(f"{name} {count}" for name, count in bad.items())

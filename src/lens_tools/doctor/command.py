@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -20,7 +20,10 @@ from lens_core import NemoLensConfig, span_registry
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
 from lens_core.identity.run import resolve_run_identity
-from lens_core.telemetry.export.otlp_settings import SIGNALS, OtlpSettings, read_otlp_settings
+from lens_core.telemetry.export.destinations import LOGS, METRICS, SPANS, otlp_sink
+from lens_core.telemetry.export.endpoints import shown_endpoint
+from lens_core.telemetry.export.otlp_settings import OtlpSettings, read_otlp_settings
+from lens_core.telemetry.pipeline.export_result import Outcome
 from lens_core.telemetry.sampling import sampler_from_env
 from lens_tools.doctor.libraries import (
     Finding,
@@ -33,7 +36,7 @@ from lens_tools.doctor.libraries import (
 __all__ = ["Finding", "doctor", "examine"]
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
-_CONNECT_TIMEOUT_S: Final = 2.0
+_PROBE_TIMEOUT_S: Final = 3.0
 
 
 @click.command()
@@ -41,8 +44,8 @@ def doctor() -> None:
     """Say what telemetry would do in this environment, and what stands in its way.
 
     Run it where a rank would run, with the same variables. Touches no global provider and sends no
-    telemetry; it opens a connection to the configured OTLP endpoint and closes it. Exit status 1 if
-    there is a problem.
+    telemetry; it sends one empty request to each configured OTLP endpoint, so that its answer is
+    that which exporters would get. Exit status 1 if there is a problem.
     """
     findings = list(examine())
     table = Table("", "what", "found", show_lines=False)
@@ -122,35 +125,33 @@ def _sampling() -> Finding:
 
 
 def _otlp(signals: list[str]) -> Iterator[Finding]:
-    for signal in SIGNALS:
-        if signal not in signals:
+    for signal in (SPANS, METRICS, LOGS):
+        if signal.otlp_name not in signals:
             continue
-        settings = read_otlp_settings(signal)
+        settings = read_otlp_settings(signal.otlp_name)
+        endpoint = shown_endpoint(settings.endpoint)
+        where = f"{signal.otlp_name} by {settings.protocol} to {endpoint}"
         try:
-            host, port = _address(settings)
+            _check_address(settings)
         except ValueError as error:
             yield Finding(
                 "OTLP",
                 "problem",
-                f"{signal}: {settings.endpoint} is no endpoint for {settings.protocol} ({error}); "
+                f"{signal.otlp_name}: {endpoint} is no endpoint for {settings.protocol} ({error}); "
                 "correct OTEL_EXPORTER_OTLP_ENDPOINT",
             )
             continue
-        where = f"{signal} by {settings.protocol} to {settings.endpoint}"
-        try:
-            with socket.create_connection((host, port), _CONNECT_TIMEOUT_S):
-                yield Finding("OTLP", "ok", f"{where}: something answers there")
-        except OSError as error:
-            yield Finding(
-                "OTLP",
-                "problem",
-                f"{where}: {error.strerror or error}; start the collector, or set "
-                "OTEL_EXPORTER_OTLP_ENDPOINT",
-            )
+        # What an exporter would send, with nothing in it: only a receiver of OTLP takes that.
+        with closing(otlp_sink(signal, os.environ)) as sink:
+            result = sink.send([], _PROBE_TIMEOUT_S)
+        if result.outcome is Outcome.SENT:
+            yield Finding("OTLP", "ok", f"{where}: an empty request was taken")
+        else:
+            yield Finding("OTLP", "problem", f"{where} is not taken: {result.why}")
 
 
-def _address(settings: OtlpSettings) -> tuple[str, int]:
-    """Host and port of an endpoint.
+def _check_address(settings: OtlpSettings) -> None:
+    """Check what can be seen of an endpoint without asking it.
 
     Raises:
         ValueError: If the exporter could not use it.
@@ -161,8 +162,7 @@ def _address(settings: OtlpSettings) -> tuple[str, int]:
         raise ValueError("it does not start with http:// or https://")
     if not parts.hostname:
         raise ValueError("it names no host")
-    default = 443 if parts.scheme == "https" else 4317 if grpc else 80
-    return parts.hostname, parts.port or default
+    _ = parts.port  # raises where it is no port
 
 
 def _writable(directory: Path) -> Finding:

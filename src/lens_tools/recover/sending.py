@@ -11,18 +11,19 @@ import dataclasses
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from lens_core.otlp.json_spans import JsonObject, to_line
 from lens_core.otlp.lines import read_lines, span_groups
+from lens_core.telemetry.export.endpoints import shown_endpoint
 from lens_core.telemetry.export.http_sink import HttpSink
 from lens_core.telemetry.export.otlp_settings import read_otlp_settings
-from lens_core.telemetry.pipeline.delivery import Outcome
+from lens_core.telemetry.pipeline.export_result import Outcome, send_in_parts
 from lens_tools.records.read import run_files
 
 __all__ = ["SendResult", "send_files"]
@@ -62,28 +63,32 @@ def send_files(directory: Path, endpoint: str, result: SendResult) -> None:
     """
     files = run_files(directory)
     settings = read_otlp_settings("traces", endpoint=endpoint)
-    sink: HttpSink[JsonObject] = HttpSink(
+    shown = shown_endpoint(settings.endpoint)
+    sink: HttpSink[_OneSpan] = HttpSink(
         dataclasses.replace(settings, protocol="http/json"),
-        lambda groups: to_line({"resourceSpans": list(groups)}),
+        _request,
     )
     with _ledger(directory, endpoint) as ledger, closing(sink):
         known = {line.decode() for line in ledger.read().splitlines()}
-        groups: list[JsonObject] = []
-        ids: list[str] = []
+        batch: list[_OneSpan] = []
 
         def send() -> bool:
-            if not groups:
-                return True
-            outcome = sink.send(groups, _TIMEOUT_S)
-            if outcome is not Outcome.SENT:
-                result.problems.append(f"{endpoint} did not take {len(ids)} spans: {outcome.value}")
-                return False
-            ledger.write("".join(f"{one}\n" for one in ids).encode())
-            ledger.flush()
-            os.fsync(ledger.fileno())
-            result.sent += len(ids)
-            groups.clear()
-            ids.clear()
+            """Send what was read; whether it is worth while to go on."""
+            for part, answer in send_in_parts(batch, lambda part: sink.send(part, _TIMEOUT_S)):
+                if answer.outcome is not Outcome.SENT:
+                    problem = f"{shown} did not take {len(part)} spans: {answer.outcome.value}"
+                    named = ", ".join(one.id for one in part[:3])
+                    result.problems.append(f"{problem} ({named}{', ...' if part[3:] else ''})")
+                    if answer.outcome is Outcome.RETRY:
+                        return False
+                    continue  # what is refused stays in its file, and does not hold up the rest
+                ledger.write("".join(f"{one.id}\n" for one in part).encode())
+                ledger.flush()
+                os.fsync(ledger.fileno())
+                result.sent += len(part) - answer.rejected
+                if answer.rejected:
+                    result.problems.append(f"{shown} rejected {answer.rejected} spans")
+            batch.clear()
             return True
 
         for scopes in chain.from_iterable(
@@ -95,19 +100,35 @@ def send_files(directory: Path, endpoint: str, result: SendResult) -> None:
                 fresh = {one: span for one, span in spans.items() if one not in known}
                 result.known += len(spans) - len(fresh)
                 known.update(fresh)
-                ids.extend(fresh)
-                if fresh:
-                    scope = {**scope, "spans": list(fresh.values())}
-                    groups.append({**group, "scopeSpans": [scope]})
-                if len(ids) >= _SPANS_PER_REQUEST and not send():
+                batch.extend(_OneSpan(one, group, scope, span) for one, span in fresh.items())
+                if len(batch) >= _SPANS_PER_REQUEST and not send():
                     return
         send()
+
+
+@dataclass(frozen=True, slots=True)
+class _OneSpan:
+    id: str
+    group: JsonObject
+    scope: JsonObject
+    span: JsonObject
+
+
+def _request(spans: Sequence[_OneSpan]) -> bytes:
+    """The spans as one request; what stands side by side in one scope stays so."""
+    groups: list[JsonObject] = []
+    for _, run in groupby(spans, key=lambda one: (id(one.group), id(one.scope))):
+        same = list(run)
+        scope = {**same[0].scope, "spans": [one.span for one in same]}
+        groups.append({**same[0].group, "scopeSpans": [scope]})
+    return to_line({"resourceSpans": groups})
 
 
 @contextmanager
 def _ledger(directory: Path, endpoint: str) -> Iterator[BinaryIO]:
     """The file with the ids of the spans that a receiver has, held by one process at a time."""
-    name = hashlib.blake2b(endpoint.encode(), digest_size=6).hexdigest()
+    # The same receiver, with or without a slash at the end.
+    name = hashlib.blake2b(endpoint.rstrip("/").encode(), digest_size=6).hexdigest()
     with (directory / f".shipped-{name}.ids").open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

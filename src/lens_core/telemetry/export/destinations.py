@@ -22,7 +22,8 @@ from lens_core.otlp.span_lines import SpanLines
 from lens_core.telemetry.export.files import FileSink, LineFile
 from lens_core.telemetry.export.http_sink import HttpSink
 from lens_core.telemetry.export.otlp_settings import positive_number, read_otlp_settings
-from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings, Outcome, Sink
+from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings, Sink
+from lens_core.telemetry.pipeline.export_result import ExportResult, Outcome
 
 __all__ = ["LOGS", "METRICS", "SPANS", "Destinations", "Signal", "build_deliveries", "otlp_sink"]
 
@@ -138,11 +139,12 @@ class SpanExporterSink:
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
 
-    def send(self, batch: Sequence[ReadableSpan], timeout_s: float) -> Outcome:
+    def send(self, batch: Sequence[ReadableSpan], timeout_s: float) -> ExportResult:
         """Export one batch."""
         result = self._exporter.export(batch)
         # An exporter that forgets to answer has sent: to repeat would send all of it again.
-        return Outcome.RETRY if result is SpanExportResult.FAILURE else Outcome.SENT
+        failed = result is SpanExportResult.FAILURE
+        return ExportResult(Outcome.RETRY if failed else Outcome.SENT)
 
     def close(self) -> None:
         """Shut the exporter down."""
@@ -153,10 +155,10 @@ class _ConsoleSink(Generic[T]):
     def __init__(self, to_text: Callable[[T], str]) -> None:
         self._to_text = to_text
 
-    def send(self, batch: Sequence[T], timeout_s: float) -> Outcome:
+    def send(self, batch: Sequence[T], timeout_s: float) -> ExportResult:
         sys.stdout.write("".join(self._to_text(item) + "\n" for item in batch))
         sys.stdout.flush()
-        return Outcome.SENT
+        return ExportResult(Outcome.SENT)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -17,7 +17,7 @@ from typing import BinaryIO, Generic, TypeVar
 from lens_core.journal.process_identity import host_name
 from lens_core.otlp.json_spans import JsonObject, to_line
 from lens_core.shared_files import file_name
-from lens_core.telemetry.pipeline.delivery import Outcome
+from lens_core.telemetry.pipeline.export_result import ExportResult, Outcome
 
 __all__ = ["FileSink", "LineFile", "run_directory"]
 
@@ -106,14 +106,14 @@ class FileSink(Generic[T]):
         self._file = file
         self._encode = encode
 
-    def send(self, batch: Sequence[T], timeout_s: float) -> Outcome:
+    def send(self, batch: Sequence[T], timeout_s: float) -> ExportResult:
         """Write one batch.
 
         Raises:
             OSError: the file cannot be created or written.
         """
         self._file.write(self._encode(batch))
-        return Outcome.SENT
+        return ExportResult(Outcome.SENT)
 
     def close(self) -> None:
         """Close the file."""

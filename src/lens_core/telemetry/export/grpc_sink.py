@@ -9,10 +9,18 @@ from typing import Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from lens_core.diagnostics import diagnostics
+from lens_core.diagnostics import describe, diagnostics
+from lens_core.telemetry.export.endpoints import shown_endpoint, without_secrets_of
 from lens_core.telemetry.export.otlp_settings import OtlpSettings
-from lens_core.telemetry.pipeline.delivery import Outcome
+from lens_core.telemetry.pipeline.export_result import (
+    MAX_REQUEST_BYTES,
+    ExportResult,
+    Outcome,
+    failed_export,
+)
 
 __all__ = ["GrpcSink"]
 
@@ -29,6 +37,29 @@ _RETRYABLE_GRPC: Final = frozenset(
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DATA_LOSS,
     }
+)
+#: Codes with which the receiver was not reached; the others are its own answers.
+_UNREACHABLE: Final = frozenset(
+    {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+)
+_TOO_LARGE: Final = "larger than max"
+_CHECK: Final = (
+    "Check OTEL_EXPORTER_OTLP_ENDPOINT from this host with lens doctor; without http:// in front "
+    "gRPC uses TLS."
+)
+_REMEDIES: Final = {
+    **dict.fromkeys(_UNREACHABLE, _CHECK),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "The receiver is out of memory or quota: give it more.",
+    grpc.StatusCode.UNIMPLEMENTED: "There is no OTLP receiver of this signal: name another port.",
+    grpc.StatusCode.UNAUTHENTICATED: "Set OTEL_EXPORTER_OTLP_HEADERS=authorization=...",
+    grpc.StatusCode.PERMISSION_DENIED: "Set OTEL_EXPORTER_OTLP_HEADERS=authorization=...",
+}
+#: By default a channel that could not connect refuses every call for up to two minutes, so that
+#: each retry of ours fails at once.
+_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 250),
+    ("grpc.min_reconnect_backoff_ms", 250),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 _METHODS: Final = {
     "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
@@ -52,28 +83,59 @@ class GrpcSink(Generic[T]):
         fork = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (method := fork()) and method())
 
-    def send(self, batch: Sequence[T], timeout_s: float) -> Outcome:
+    def send(self, batch: Sequence[T], timeout_s: float) -> ExportResult:
         """Send one batch."""
+        body = self._encode(batch)
+        if len(body) > MAX_REQUEST_BYTES and len(batch) > 1:
+            return ExportResult(Outcome.SPLIT)
         if self._channel is None:
             self._channel = self._connect()
         call = self._channel.unary_unary(_METHODS[self._settings.signal])
         try:
-            call(
-                self._encode(batch),
+            answer = call(
+                body,
                 timeout=min(timeout_s, self._settings.timeout_s),
                 metadata=tuple(self._settings.headers.items()),
                 compression=grpc.Compression.Gzip if self._settings.gzip else None,
             )
         except grpc.RpcError as error:
-            code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-            retryable = code in _RETRYABLE_GRPC
+            return self._failed(error)
+        return self._took(answer, len(batch))
+
+    def _failed(self, error: grpc.RpcError) -> ExportResult:
+        name = shown_endpoint(self._settings.endpoint)
+        code, said = grpc.StatusCode.UNKNOWN, describe(error)
+        if isinstance(error, grpc.Call):
+            code, said = error.code(), error.details() or ""
+        # What a server says of a request that is larger than it takes; else it is out of memory or
+        # of quota, which passes.
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in said:
+            todo = "They are halved; lower OTEL_BSP_MAX_EXPORT_BATCH_SIZE, or let it take more."
+            return failed_export(Outcome.SPLIT, "otlp.refused", f"{name}: {said}", todo)
+        outcome = Outcome.RETRY if code in _RETRYABLE_GRPC else Outcome.REFUSED
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            outcome = Outcome.SPLIT
+        return failed_export(
+            outcome,
+            "otlp.unreachable" if code in _UNREACHABLE else "otlp.refused",
+            f"{name}: {code.name}: {without_secrets_of(self._settings.endpoint, said)}",
+            _REMEDIES.get(code, "See the log of the receiver."),
+        )
+
+    def _took(self, answer: bytes, size: int) -> ExportResult:
+        try:
+            # The responses of all three signals have the same fields at the same places.
+            partial = ExportTraceServiceResponse.FromString(answer).partial_success
+        except DecodeError:
+            return ExportResult(Outcome.SENT)  # of a version that says more
+        if partial.rejected_spans or partial.error_message:
             diagnostics.record(
-                "otlp.unreachable" if retryable else "otlp.refused",
-                f"{self._settings.endpoint}: {code}",
-                todo="Check OTEL_EXPORTER_OTLP_ENDPOINT from this host.",
+                "otlp.partial_success",
+                f"{shown_endpoint(self._settings.endpoint)} rejected {partial.rejected_spans} "
+                f"records: {partial.error_message}",
+                todo="They are lost: let the receiver take them, or do not send them.",
             )
-            return Outcome.RETRY if retryable else Outcome.REFUSED
-        return Outcome.SENT
+        return ExportResult(Outcome.SENT, rejected=min(max(0, partial.rejected_spans), size))
 
     def close(self) -> None:
         """Close the connection."""
@@ -84,9 +146,9 @@ class GrpcSink(Generic[T]):
     def _connect(self) -> grpc.Channel:
         settings = self._settings
         url = urlsplit(settings.endpoint)
-        target = url.netloc or settings.endpoint
+        target = url.netloc.rpartition("@")[2] or settings.endpoint
         if url.scheme == "http" or (url.scheme != "https" and settings.insecure):
-            return grpc.insecure_channel(target)
+            return grpc.insecure_channel(target, _OPTIONS)
         return grpc.secure_channel(
             target,
             grpc.ssl_channel_credentials(
@@ -94,6 +156,7 @@ class GrpcSink(Generic[T]):
                 private_key=_read(settings.client_key),
                 certificate_chain=_read(settings.client_certificate),
             ),
+            _OPTIONS,
         )
 
     def _after_fork(self) -> None:

@@ -22,13 +22,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
 
 from lens_core.compat import suppress_instrumentation
 from lens_core.diagnostics import describe, diagnostics
+from lens_core.telemetry.pipeline.export_result import ExportResult, Outcome, send_in_parts
 
-__all__ = ["Delivery", "DeliveryCounts", "DeliverySettings", "Outcome", "Sink"]
+__all__ = ["Delivery", "DeliveryCounts", "DeliverySettings", "Sink"]
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -42,20 +42,10 @@ _CHILD_DELAY_S: Final = 0.2
 _SPILL_SHARE: Final = 0.2
 
 
-class Outcome(Enum):
-    """What became of one attempt to send a batch."""
-
-    SENT = "sent"
-    #: Not sent now; the same batch may succeed later.
-    RETRY = "retry"
-    #: Not sent, and it would not help to try again.
-    REFUSED = "refused"
-
-
 class Sink(Protocol[T_contra]):
     """Where batches go."""
 
-    def send(self, batch: Sequence[T_contra], timeout_s: float) -> Outcome:
+    def send(self, batch: Sequence[T_contra], timeout_s: float) -> ExportResult:
         """Send one batch. May raise; an exception counts as ``REFUSED``."""
 
     def close(self) -> None:
@@ -72,7 +62,8 @@ class DeliverySettings:
         delay_s: Longest time that an item waits for company.
         timeout_s: Longest time that one attempt to send may take.
         retry_for_s: How long one batch is retried before it is spilled.
-        rest_s: How long batches are spilled unsent after that, before the next attempt.
+        rest_s: How often it is tried again after that, once and with a short timeout; batches in
+            between are spilled unsent.
     """
 
     max_queue: int = 2048
@@ -80,7 +71,7 @@ class DeliverySettings:
     delay_s: float = 5.0
     timeout_s: float = 10.0
     retry_for_s: float = 10.0
-    rest_s: float = 30.0
+    rest_s: float = 2.0
 
 
 @dataclass(slots=True)
@@ -88,6 +79,7 @@ class DeliveryCounts:
     """What became of the items given to one delivery."""
 
     sent: int = 0
+    rejected: int = 0
     spilled: int = 0
     dropped: int = 0
     lost: int = 0
@@ -146,7 +138,8 @@ class Delivery(Generic[T]):
         self._in_flight: list[T] = []
         self._thread: threading.Thread | None = None
         self._deadline: float | None = None
-        self._resting_until = 0.0
+        self._resting = False
+        self._rest_until = 0.0
         self._closed = False
 
     def _after_fork(self) -> None:
@@ -187,7 +180,7 @@ class Delivery(Generic[T]):
 
     def hurry(self, timeout_s: float) -> None:
         """Have all that is queued sent with one attempt each; :meth:`settle` waits for it."""
-        self._resting_until = 0.0  # the receiver may be back: try once
+        self._rest_until = 0.0  # the receiver may be back: try once
         self._deadline = time.monotonic() + timeout_s * (1 - _SPILL_SHARE)
         self._wake.put(None)
 
@@ -198,7 +191,7 @@ class Delivery(Generic[T]):
         better than not at all, and the ids are the same.
 
         Returns:
-            Whether everything that this delivery ever got was sent or spilled.
+            Whether everything that this delivery ever got was taken or spilled.
         """
         self._wait(time.monotonic() if self._deadline is None else self._deadline)
         give_up_at = time.monotonic() + 1.0
@@ -209,7 +202,7 @@ class Delivery(Generic[T]):
         while batch := self._take():
             self._give_up(batch)
         self._deadline = None
-        return self.counts.lost == 0 and self.counts.dropped == 0
+        return self.counts.lost == self.counts.dropped == self.counts.rejected == 0
 
     def close(self) -> None:
         """Take nothing more, and end the thread; what is still queued is not sent.
@@ -237,10 +230,9 @@ class Delivery(Generic[T]):
 
     def _put_direct(self, item: T) -> None:
         try:
-            if self._sink.send([item], self._settings.timeout_s) is Outcome.SENT:
-                self.counts.sent += 1
-                if self._kept is not None:
-                    self._kept([item])
+            result = self._sink.send([item], self._settings.timeout_s)
+            if result.outcome is Outcome.SENT:
+                self._took([item], result)
                 return
         except Exception as error:  # noqa: BLE001 - the training thread must not see it
             diagnostics.record(f"{self.signal}.export_failed", describe(error))
@@ -267,6 +259,12 @@ class Delivery(Generic[T]):
         try:
             if not self._relieving:
                 self._relieving = True
+                diagnostics.record(
+                    f"{self.signal}.crowded",
+                    "the export queue is nearly full while a batch is on its way",
+                    todo="The rest goes to a file of the run directory: emit less, or give the "
+                    "receiver more room.",
+                )
                 threading.Thread(target=self._relieve, name="lens-relief", daemon=True).start()
         except RuntimeError:
             self._relieving = False  # the interpreter is shutting down
@@ -285,7 +283,8 @@ class Delivery(Generic[T]):
         suppress_instrumentation()
         while True:
             with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=self._delay_s)
+                rest_s = self._settings.rest_s if self._resting else self._delay_s
+                self._wake.get(timeout=min(self._delay_s, rest_s))
             if self._closed:
                 return
             self._drain()
@@ -313,42 +312,58 @@ class Delivery(Generic[T]):
                     batch = self._in_flight = self._take()
                 if not batch:
                     return
-                sent = self._send(batch)
-                if not self._claim():
-                    continue
-                if sent:
-                    self.counts.sent += len(batch)
-                    if self._kept is not None:
-                        self._kept(batch)
-                else:
-                    self._give_up(batch)
+                self._deliver(batch)
         finally:
             self._busy = False
 
-    def _send(self, batch: Sequence[T]) -> bool:
-        """Try until sent, refused, or out of patience."""
+    def _deliver(self, batch: Sequence[T]) -> None:
+        """Send or spill a batch, part by part where it cannot be sent as one."""
+        done = 0
+        for part, result in send_in_parts(batch, self._send):
+            done += len(part)
+            with self._claim_lock:
+                if not self._in_flight:
+                    return  # the deadline has taken what was left
+                self._in_flight = list(batch[done:])
+            if result.outcome is Outcome.SENT:
+                self._took(part, result)
+            else:
+                self._give_up(part)
+
+    def _took(self, part: Sequence[T], result: ExportResult) -> None:
+        self.counts.sent += len(part) - result.rejected
+        self.counts.rejected += result.rejected
+        if self._kept is not None:
+            self._kept(part)
+
+    def _send(self, batch: Sequence[T]) -> ExportResult:
+        """Try until sent, refused, or out of patience; while it rests, once in a while."""
         settings = self._settings
-        if time.monotonic() < self._resting_until and self._deadline is None:
-            return False
-        give_up_at = time.monotonic() + settings.retry_for_s
+        if self._resting and time.monotonic() < self._rest_until and self._deadline is None:
+            return ExportResult(Outcome.RETRY)
+        give_up_at = time.monotonic() + (0.0 if self._resting else settings.retry_for_s)
         pause_s = 0.5
         while True:
-            outcome, why = self._attempt(batch)
-            if outcome is Outcome.SENT:
-                self._resting_until = 0.0
-                return True
+            result, why = self._attempt(batch)
+            if result.outcome in (Outcome.SENT, Outcome.SPLIT):
+                self._resting = False
+                return result
             self.counts.failed_attempts += 1
             diagnostics.record(
                 f"{self.signal}.export_failed",
                 why,
                 todo="Batches are retried, then kept in a file of the run directory.",
             )
-            if outcome is Outcome.REFUSED:
-                return False
-            wait_until = time.monotonic() + pause_s * (0.5 + self._random.random())
+            if result.outcome is Outcome.REFUSED:
+                return result
+            wait_s = max(pause_s * (0.5 + self._random.random()), result.retry_after_s or 0.0)
+            wait_until = time.monotonic() + wait_s
             if wait_until > give_up_at or not self._pause(wait_until):
-                self._resting_until = time.monotonic() + settings.rest_s
-                return False
+                self._resting = True
+                self._rest_until = time.monotonic() + max(
+                    settings.rest_s, result.retry_after_s or 0.0
+                )
+                return result
             pause_s = min(pause_s * 2, 5.0)
 
     def _pause(self, until: float) -> bool:
@@ -359,23 +374,25 @@ class Delivery(Generic[T]):
             time.sleep(min(left_s, 0.05))
         return True
 
-    def _attempt(self, batch: Sequence[T]) -> tuple[Outcome, str]:
+    def _attempt(self, batch: Sequence[T]) -> tuple[ExportResult, str]:
         timeout_s = self._settings.timeout_s
+        if self._resting:
+            timeout_s = min(timeout_s, self._settings.rest_s)
         if self._deadline is not None:
             left_s = self._deadline - time.monotonic()
-            if left_s <= 0 or time.monotonic() < self._resting_until:
-                return Outcome.RETRY, "out of time"
+            if left_s <= 0 or time.monotonic() < self._rest_until:
+                return ExportResult(Outcome.RETRY), "out of time"
             timeout_s = min(timeout_s, left_s)
         try:
-            outcome = self._sink.send(batch, timeout_s)
+            result = self._sink.send(batch, timeout_s)
         except Exception as error:  # noqa: BLE001 - an exporter may raise anything
-            return Outcome.REFUSED, describe(error)
+            return ExportResult(Outcome.REFUSED), describe(error)
         except BaseException as error:
             # Such as the panic of a Rust exporter. On the caller's thread it may be an interrupt.
             if threading.current_thread() is not self._thread:
                 raise
-            return Outcome.REFUSED, describe(error)
-        return outcome, f"the exporter answered {outcome.value!r}"
+            return ExportResult(Outcome.REFUSED), describe(error)
+        return result, f"the exporter answered {result.outcome.value!r}"
 
     def _give_up(self, batch: Sequence[T]) -> None:
         try:
