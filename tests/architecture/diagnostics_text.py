@@ -157,8 +157,8 @@ KINDS: Final[dict[str, Kind]] = {
         "The collector took the batch and rejected records in it; the line has its own reason."
     ),
     "otlp.refused": Kind(
-        "The collector refused a batch: it is sent in halves, tried again, or kept in a file of the "
-        "run directory; the line has the collector's own answer."
+        "The collector refused a batch: it is sent in halves, tried again, or kept in a file of "
+        "the run directory; the line has the collector's own answer."
     ),
     "otlp.unreachable": Kind("The collector does not answer; batches are tried again, then kept."),
     "pipelining.absent": Kind("A rank of the pipeline is not instrumented like this one."),
