@@ -12,6 +12,7 @@ from lens_core.errors import LensError
 from lens_tools import read_run
 from lens_tools.records import RunError
 from lens_tools.runs import SPANS
+from lens_tools.runs.kinds import kind_and_phase
 from lens_tools.runs.otlp_files import messages
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -130,6 +131,23 @@ def test_every_column_is_filled_from_what_was_recorded(tmp_path):
     ]
     assert "<Run r: 3 spans, 1 ranks" in repr(run)
     assert "<th>spans</th><td>3</td>" in run._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "phase"),
+    [
+        ("pp.forward", "compute", "forward"),
+        ("send_forward", "send", "forward"),
+        ("send_backward_recv_forward", "recv", "forward"),
+        ("DataLoader.next", "compute", "data"),
+        ("optimizer.step", "compute", "optimizer"),
+        ("checkpoint.save", "compute", "checkpoint"),
+        ("step", "other", "step"),
+        ("evaluate", "other", "other"),
+    ],
+)
+def test_a_name_says_kind_and_phase(name, kind, phase):
+    assert kind_and_phase(name, None, None) == (kind, phase)
 
 
 def framed(*bodies):
@@ -252,6 +270,26 @@ def test_links_to_spans_that_are_not_there_are_counted(tmp_path):
     there, gone = ({"traceId": TRACE, "spanId": f"{n:016x}"} for n in (1, 99))
     write(tmp_path / "a.jsonl", message(span(1), span(2, links=[there, gone])))
     assert read_run(tmp_path).reading.counts["links to spans that are not there"] == 1
+
+
+def test_a_receive_and_the_send_that_it_links_to_are_one_hop(tmp_path):
+    """The spans of a pipeline schedule: they link, and name no hop."""
+
+    def receive(number, sender):
+        link = {"traceId": TRACE, "spanId": f"{sender:016x}"}
+        return span(number, name="pp.recv_forward", links=[link])
+
+    sends = [span(number, name="pp.send_forward") for number in (1, 2, 3)]
+    write(tmp_path / "0.jsonl", message(*sends, rank=4))
+    # The third send is linked to twice: to which of both it went cannot be told.
+    receives = [receive(11, 2), receive(12, 1), receive(13, 3), receive(14, 3), receive(15, 99)]
+    write(tmp_path / "1.jsonl", message(*receives, rank=7))
+    rows = {row["span"][-1]: row for row in read_run(tmp_path).spans.to_pylist()}
+    hops = {number: row["hop_id"] for number, row in rows.items()}
+    assert hops[1] == hops[12] == f"{TRACE}/{1:016x}"
+    assert hops[2] == hops[11] == f"{TRACE}/{2:016x}"
+    assert [rows[n]["peer_rank"] for n in (1, 2, 11, 12)] == [7, 7, 4, 4]
+    assert [(hops[n], rows[n]["peer_rank"]) for n in (3, 13, 14, 15)] == [(None, None)] * 4
 
 
 def test_of_several_runs_the_largest_is_read_or_the_one_named(tmp_path):

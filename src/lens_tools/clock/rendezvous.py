@@ -99,7 +99,8 @@ def rendezvous(spans: pa.Table) -> Rendezvous:
 
     A batched exchange that is recorded as several messages with the same times is one: counted
     twice, the halves of a held-out test would leak into each other. Where a send is not a span of
-    its own (the work before it is), only a message for which the receiver waited tells the time.
+    its own (the work before it is, or the moment alone), only a message for which the receiver
+    waited tells the time.
     """
     ranks, steps, rank, step = places_of(spans)
     start_ns, end_ns = _ints(spans["start_ns"]), _ints(spans["end_ns"])
@@ -114,10 +115,10 @@ def rendezvous(spans: pa.Table) -> Rendezvous:
     sender, receiver = _matched(code, usable & (kind != "recv"), receives)
     other = rank[sender] != rank[receiver]
     sender, receiver = sender[other], receiver[other]
-    recorded = kind[sender] == "send"
+    recorded = (kind[sender] == "send") & (end_ns[sender] > start_ns[sender])
     waited = start_ns[receiver] < end_ns[sender]
     sender, receiver = sender[recorded | waited], receiver[recorded | waited]
-    recorded = kind[sender] == "send"
+    recorded = (kind[sender] == "send") & (end_ns[sender] > start_ns[sender])
 
     swap = rank[sender] > rank[receiver]
     first, second = np.where(swap, receiver, sender), np.where(swap, sender, receiver)

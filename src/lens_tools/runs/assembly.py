@@ -51,6 +51,7 @@ def assemble(tables: list[pa.Table], reading: ReadingReport, run_id: str | None)
     table = pa.table(columns, schema=SPANS)
     index = _Index(keys[order])
     table = _with_steps(table, index)
+    table = _with_hops(table, index)
     _count(table, index, reading)
     return table
 
@@ -120,6 +121,39 @@ def _with_steps(table: pa.Table, index: _Index) -> pa.Table:
         step = inherited
     column = pa.array(step, mask=step < 0)
     return table.set_column(table.schema.get_field_index("step"), SPANS.field("step"), column)
+
+
+def _with_hops(table: pa.Table, index: _Index) -> pa.Table:
+    """A receive and the one send that it links to, where neither names its hop, are one hop.
+
+    Its name is made of the sender's ids; each end learns the rank of the other.
+    """
+    nameless = np.asarray(table["hop_id"].is_null())
+    kind = table["kind"].cast(pa.string())
+    links = table["links"].combine_chunks()
+    linked_once = np.asarray(pc.equal(pc.list_value_length(links), 1))
+    receivers = np.flatnonzero(np.asarray(pc.equal(kind, "recv")) & nameless & linked_once)
+    if not len(receivers):
+        return table
+    raw, _ = _bytes(
+        pa.chunked_array([pc.list_flatten(links.take(receivers)).cast(pa.binary(24))]), 24
+    )
+    senders = index.rows(_mixed(raw[:, :16], raw[:, 16:]))
+    sends = np.asarray(pc.equal(kind, "send")) & nameless
+    _, first, times = np.unique(senders, return_inverse=True, return_counts=True)
+    one = (senders >= 0) & sends[senders] & (times[first] == 1)
+    receivers, senders = receivers[one], senders[one]
+    names = [f"{ids[:16].tobytes().hex()}/{ids[16:].tobytes().hex()}" for ids in raw[one]]
+    rows = np.concatenate([receivers, senders])
+    order = np.argsort(rows)
+    mask = np.zeros(table.num_rows, bool)
+    mask[rows] = True
+    hops = pa.array(names + names, pa.string()).take(order)
+    peers = table["rank"].take(np.concatenate([senders, receivers])[order]).combine_chunks()
+    for name, replacement in (("hop_id", hops), ("peer_rank", peers)):
+        column = pc.replace_with_mask(table[name].combine_chunks(), mask, replacement)
+        table = table.set_column(table.schema.get_field_index(name), SPANS.field(name), column)
+    return table
 
 
 def _count(table: pa.Table, index: _Index, reading: ReadingReport) -> None:

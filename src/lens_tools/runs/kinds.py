@@ -30,6 +30,8 @@ _WORD: Final = re.compile(r"[a-z]+")
 def kind_and_phase(name: str, op: str | None, direction: str | None) -> tuple[str, str]:
     """Kind and phase of a span by its name, and what it says of its operation."""
     words = _WORD.findall(name.lower())
+    if "recv" in words:  # "send_backward_recv_forward": what it waits for is what it is
+        words = words[words.index("recv") :]
     phase = next((_PHASES[word] for word in words if word in _PHASES), "other")
     if op is not None:
         end = _ENDS.get(op)
