@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lens_tools.records.read import read_records
-from tests.launcher.running import run
+from tests.launcher.running import python, run
 
 pytest.importorskip("torch")
 
@@ -44,3 +44,33 @@ def test_it_says_that_nothing_was_traced(tmp_path):
     code, out, err = run(tmp_path, [sys.executable, "-E", "-c", "print('out')"], "--trace")
     assert (code, out) == (0, "out\n")
     assert err.startswith("lens run: nothing was traced: ")
+
+
+def test_a_process_that_ends_at_once_was_traced_all_the_same(tmp_path):
+    """Without a process group, from its first optimizer step on."""
+    code = """
+        import torch
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+    """
+    status, _, err = run(tmp_path, python(code), "--trace", OMP_NUM_THREADS="1")
+    assert status == 0
+    assert "nothing was traced" not in err
+    steps = [span for span in read_records(tmp_path / "run").spans if span.name == "step"]
+    assert len(steps) == 3
+
+
+def test_it_says_nothing_where_telemetry_is_switched_off(tmp_path):
+    command = python("print('out')")
+    assert run(tmp_path, command, "--trace", OTEL_SDK_DISABLED="true") == (0, "out\n", "")
+    assert run(tmp_path, command, "--trace", NEMO_LENS_ENABLED="0") == (0, "out\n", "")
+
+
+def test_a_command_that_cannot_be_started_leaves_no_file(tmp_path):
+    (tmp_path / "temporary").mkdir()
+    status, _, err = run(tmp_path, ["./missing"], "--trace", TMPDIR=str(tmp_path / "temporary"))
+    assert (status, err) == (127, "lens run: ./missing: no such file\n")
+    assert list((tmp_path / "temporary").iterdir()) == []

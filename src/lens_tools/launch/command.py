@@ -43,7 +43,7 @@ from lens_tools.launch.signals import (
     stop,
     taken_so_far,
 )
-from lens_tools.launch.tracing import NOTHING_TRACED, trace_children
+from lens_tools.launch.tracing import trace_children, untraced
 from lens_tools.launch.watch import ExitWatch
 from lens_tools.options import recovered_to_options, seconds_option
 
@@ -109,8 +109,7 @@ def run(
 
 
 def _run(arguments: Sequence[str], options: _Options) -> NoReturn:
-    if options.trace:
-        trace_children(arguments, os.environ)
+    report = trace_children(arguments, os.environ) if options.trace else None
     mask = block_signals()
     adopt_orphans()
     witness = Witness(arguments)
@@ -119,6 +118,7 @@ def _run(arguments: Sequence[str], options: _Options) -> NoReturn:
         child = start(arguments, mask)
     except OSError as error:
         text, status = start_error(arguments[0], error)
+        untraced(report)
         witness.end()
         _say(text)
         end_like(status)
@@ -135,8 +135,7 @@ def _run(arguments: Sequence[str], options: _Options) -> NoReturn:
     if _wait(options.grace_s, lambda: watch.has_looked and not watch.living, watch):
         watch.stop(_CHECK_S)
         lines = _recover(options, watch)
-    if options.trace and not watch.found:
-        lines.append(NOTHING_TRACED)
+    lines += untraced(report)
     if not options.quiet:
         for line in lines:
             _say(line)

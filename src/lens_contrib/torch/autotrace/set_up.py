@@ -23,6 +23,7 @@ from lens_contrib.torch.autotrace.operations import Operation
 from lens_contrib.torch.autotrace.patches import Patches, never_raises
 from lens_contrib.torch.autotrace.recorder import recorder
 from lens_contrib.torch.run_key_agreement import agree_run_key
+from lens_contrib.traced_report import report_traced
 from lens_core.identity import Identity, install_identity, run_key_from_environment
 from lens_core.semconv import NV_DL_RANK, NV_DL_WORLD_SIZE
 from lens_core.telemetry.config import NemoLensConfig
@@ -69,6 +70,7 @@ def _set_up() -> None:
         # The script may still come to a set-up of its own, which is no mistake of its.
         let_next_setup_replace(handle)
     recorder.go_live()
+    report_traced()
     atexit.register(recorder.stop)
     watch()
 
