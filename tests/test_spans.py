@@ -11,6 +11,7 @@ import pathlib
 import weakref
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
@@ -27,7 +28,7 @@ from lens_core import (
     trace_fn,
     with_current_context,
 )
-from lens_core.spans.attributes import REDACTED, clean_attributes, redact_value
+from lens_core.spans.attributes import REDACTED, clean_attributes, redact_text, redact_value
 from tests.telemetry.harness import telemetry
 
 
@@ -119,7 +120,10 @@ def test_the_users_exception_is_the_one_that_is_raised(recorder, error, status):
     assert raised.value is error
     span = recorder.spans()["x"]
     assert span.status.status_code is status
-    assert bool(span.events) is (status is StatusCode.ERROR)
+    raised_events = [event for event in span.events if event.name == "exception"]
+    assert bool(raised_events) is (status is StatusCode.ERROR)
+    ends = isinstance(error, (KeyboardInterrupt, SystemExit))
+    assert ("nemo.span.truncated" in span.attributes) is ends
 
 
 def test_body_runs_whatever_telemetry_does(recorder):
@@ -414,10 +418,65 @@ def test_torch_values():
         "text",
     ],
 )
-@pytest.mark.parametrize("value", ["v", 12345, ["v", "w"], {"a": "v"}])
+@pytest.mark.parametrize("value", ["v", [1, "w"], {"a": "v"}, {"a": [{"b": "v"}]}, b"v"])
 def test_secret_keys(key, value):
     assert redact_value(key, value) == REDACTED
     assert clean_attributes({key: value}) == {key: REDACTED}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mean_token_accuracy",
+        "completions/clipped_ratio",
+        "prompt_length/mean",
+        "timing_per_token_ms/gen",
+        "text_loss",
+        "auth.retries",
+        "completions",
+    ],
+)
+@pytest.mark.parametrize("value", [0.5, 3, True, [1, 2], {"mean": 0.5}, np.float32(0.5)])
+def test_numbers_are_no_secrets(key, value):
+    assert redact_value(key, value) == value
+    assert clean_attributes({key: value})[key] != REDACTED
+
+
+@pytest.mark.parametrize("key", ["password", "db.passwd", "pin", "user_pin_code", "passphrase"])
+@pytest.mark.parametrize("value", [1234, True, "x", [1]])
+def test_but_those_of_a_password_are(key, value):
+    assert clean_attributes({key: value}) == {key: REDACTED}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pad_token", "<pad>"),
+        ("tokenizer.eos_token", "</s>"),
+        ("text_config", "llama"),
+        ("dataset.text_column", "body"),
+        ("prompt_key", "question"),
+        ("spinning", "yes"),
+    ],
+)
+def test_settings_are_no_secrets(key, value):
+    assert clean_attributes({key: value}) == {key: value}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "num_tokens: 131072",
+        "mean_token=0.5, completion_tokens=12",
+        "{'use_token': True, 'token': null}",
+        "pad_token='<pad>' eos_token: </s>",
+    ],
+)
+def test_numbers_and_settings_stay_in_a_line(line):
+    assert redact_text(line) == line
+    assert redact_text(f"{line} token=abc") == f"{line} token={REDACTED}"
+    assert redact_text("password=1234") == f"password={REDACTED}"
+    assert redact_text("token=1234567890123456") == f"token={REDACTED}"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ have to wait for a device never does. Values under keys that hold secrets or use
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from decimal import Decimal
 from enum import Enum
 from itertools import islice, takewhile
@@ -20,6 +19,15 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from lens_core.diagnostics import describe, diagnostics
+from lens_core.spans.secrets import (
+    DEFAULT_REDACT_KEYS,
+    MAX_TEXT,
+    REDACTED,
+    Secrecy,
+    redact_text,
+    secrecy_of,
+    to_utf8,
+)
 
 __all__ = [
     "DEFAULT_REDACT_KEYS",
@@ -32,61 +40,15 @@ __all__ = [
     "to_utf8",
 ]
 
-REDACTED: Final = "[redacted]"
 _TOO_MUCH: Final = "..."
-#: Keys are compared by their words (``userApiKey`` and ``user-api_key`` are ``user api key``): a
-#: key is redacted if one of these is among its words, in a row.
-DEFAULT_REDACT_KEYS: Final = frozenset(
-    {
-        "api_key",
-        "apikey",
-        "access_key",
-        "private_key",
-        "secret",
-        "secret_key",
-        "password",
-        "passwd",
-        "passphrase",
-        "token",
-        "hf_token",
-        "access_token",
-        "refresh_token",
-        "authorization",
-        "auth",
-        "credential",
-        "credentials",
-        "cookie",
-        "bearer",
-        "prompt",
-        "prompts",
-        "completion",
-        "completions",
-        "messages",
-        "text",
-    }
-)
-#: Words that turn a secret's name into a count or a size of it: ``prompt_tokens``, ``token_count``.
-_HARMLESS: Final = frozenset(
-    {"count", "counts", "length", "len", "num", "number", "size", "tokens", "total", "id", "ids"}
-)
 _MAX_DEPTH: Final = 6
 _MAX_ITEMS: Final = 256
 #: Values that are looked into below one attribute, whatever its shape.
 _MAX_VALUES: Final = 1024
-_MAX_TEXT: Final = 16_384
 #: Texts up to this length repeat (phases, names), so what redaction makes of them is remembered.
 _SHORT: Final = 64
 _PLAIN: Final = frozenset({str, bool, int, float})
-_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _INT64: Final = range(-(2**63), 2**63)
-# A name is looked for once per run of its characters, not from each hyphen on: the time must not
-# grow with the square of a text such as a-b-c-d-...
-_SECRET_IN_TEXT: Final = re.compile(
-    r"(?i)(?<![\w-])((?:[\w-]*(?:api[_-]?key|token|secret|password|passwd|authorization|credential)s?)"
-    r"[\"']?\s*[:=]\s*(?:bearer\s+|basic\s+)?[\"']?)(?!\[redacted)[^\s\"',;&)}\]]+"
-    r"|\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}"
-    r"|\b(?:hf_|sk-|ghp_|glpat-|nvapi-)[A-Za-z0-9_-]{8,}"
-)
 
 
 def safe_set_span_attributes(
@@ -110,17 +72,15 @@ def clean_attributes(
 ) -> dict[str, AttributeValue]:
     """Attributes that OpenTelemetry accepts, with secrets replaced. Never raises."""
     cleaned: dict[str, AttributeValue] = {}
-    is_secret: Callable[[str], bool] = _is_secret_by_default
-    if redact_keys is not DEFAULT_REDACT_KEYS:
-        is_secret = functools.partial(_matches, redact_keys=redact_keys)
+    secrecy = secrecy_of(redact_keys)
     for key, value in attributes.items():
         kind = type(value)
         try:
             # The common cases first: this runs once per span, in the training step.
             if (kind is int and value in _INT64) or kind is float or kind is bool:
-                cleaned[key] = REDACTED if is_secret(key) else value  # type: ignore[assignment]
+                cleaned[key] = REDACTED if secrecy(key) is Secrecy.WHOLE else value  # type: ignore[assignment]
             elif kind is str and len(value) <= _SHORT:  # type: ignore[arg-type]
-                cleaned[key] = REDACTED if is_secret(key) else _redact_short(value)
+                cleaned[key] = REDACTED if secrecy(key) else _redact_short(value)
             else:
                 simple = _simplify(redact_value(str(key), value, redact_keys))
                 if simple is not None:
@@ -140,29 +100,6 @@ def redact_value(
     and kept.
     """
     return _Redaction(redact_keys).redact(key, value, 0)
-
-
-def redact_text(text: str) -> str:
-    """Text in which what looks like a secret is replaced: ``api_key=...``, ``Bearer ...``.
-
-    Of a long text the first 16,384 characters: a line of 16 MB held its thread for 4 s, and no back
-    end keeps more of an attribute.
-
-    Characters that UTF-8 cannot hold (lone surrogates, of which bytes that were no text leave
-    many) become ``?``: one of them would make a whole batch unsendable.
-    """
-    if len(text) > _MAX_TEXT:
-        text = text[: _MAX_TEXT - len(_TOO_MUCH)] + _TOO_MUCH
-    return _SECRET_IN_TEXT.sub(
-        lambda m: f"{m.group(1) or m.group(2) or ''}{REDACTED}", to_utf8(text)
-    )
-
-
-def to_utf8(text: str) -> str:
-    """The text, with ``?`` for each character that UTF-8 cannot hold."""
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,23 +128,33 @@ def to_number(value: object) -> int | float | None:
     return None
 
 
+def _holds_text(value: object) -> bool:
+    """Whether there is anything but numbers in it: a count of tokens is no token."""
+    if isinstance(value, Mapping):
+        value = list(islice(value.values(), _MAX_ITEMS))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(_holds_text(item) for item in islice(value, _MAX_ITEMS))
+    return value is not None and to_number(value) is None and not hasattr(value, "shape")
+
+
 class _Redaction:
     """One walk through a value, which may be huge or hold itself."""
 
-    __slots__ = ("_left", "_redact_keys")
+    __slots__ = ("_left", "_secrecy")
 
     def __init__(self, redact_keys: Collection[str]) -> None:
-        self._redact_keys = redact_keys
+        self._secrecy = secrecy_of(redact_keys)
         self._left = _MAX_VALUES
 
     def redact(self, key: str, value: object, depth: int) -> object:
         self._left -= 1
-        if value is not None and self._is_secret(key):
+        secrecy = self._secrecy(key)
+        if secrecy and value is not None and (secrecy is Secrecy.WHOLE or _holds_text(value)):
             return REDACTED
         if isinstance(value, str):
             return redact_text(value)
         if isinstance(value, bytes):
-            return value[:_MAX_TEXT]
+            return value[:MAX_TEXT]
         if not isinstance(value, (Mapping, list, tuple, set, frozenset)):
             return value
         if depth >= _MAX_DEPTH:
@@ -220,29 +167,6 @@ class _Redaction:
         return [
             self.redact("", item, depth + 1) for item in takewhile(lambda _: self._left > 0, value)
         ]
-
-    def _is_secret(self, key: str) -> bool:
-        if self._redact_keys is DEFAULT_REDACT_KEYS:
-            return _is_secret_by_default(key)
-        return _matches(key, self._redact_keys)
-
-
-@functools.lru_cache(maxsize=2048)
-def _is_secret_by_default(key: str) -> bool:
-    return _matches(key, DEFAULT_REDACT_KEYS)
-
-
-def _matches(key: str, redact_keys: Collection[str]) -> bool:
-    words = [word.lower() for word in _WORD.findall(key)]
-    if not words or words[-1] in _HARMLESS or words[0] in ("num", "n", "max", "min"):
-        return False
-    joined = f" {' '.join(words)} "
-    return any(f" {' '.join(_words(name))} " in joined for name in redact_keys)
-
-
-@functools.lru_cache(maxsize=512)
-def _words(name: str) -> tuple[str, ...]:
-    return tuple(word.lower() for word in _WORD.findall(name))
 
 
 def _simplify(value: object) -> AttributeValue | None:
@@ -313,7 +237,7 @@ def _leaves(value: object) -> object:
 
 def _text(value: object) -> str:
     text = redact_text(str(value))
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
 def _product(sizes: Iterable[int]) -> int:
