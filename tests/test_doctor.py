@@ -82,6 +82,14 @@ WRONG = {
         },
         "/proc/nonesuch cannot be written",
     ),
+    "no journal": (
+        {
+            "NEMO_LENS_ENABLED": "1",
+            "NEMO_LENS_EXPORTER": "journal",
+            "NEMO_LENS_JOURNAL_DIR": "/proc/nonesuch",
+        },
+        "spans do not survive a killed process, and go to files instead; set NEMO_LENS_JOURNAL_DIR",
+    ),
     "a long name": (
         {
             "NEMO_LENS_ENABLED": "1",

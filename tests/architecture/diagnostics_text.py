@@ -131,6 +131,9 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "journal.spill_failed": Kind("Ended spans stay in the journal, which fills up."),
     "journal.truncated": Kind("The journal of this process was cut while it was in use."),
+    "journal.replaced": Kind(
+        "Exporter `journal` could make no journal: spans go to a file of the run directory."
+    ),
     "journal.unavailable": Kind(
         "There is no journal: spans of this process do not survive its being killed.",
         "in a forked child: its parent has said the same, with what to do.",

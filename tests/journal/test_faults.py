@@ -138,6 +138,16 @@ def test_read_only_directory(tmp_path):
         assert "Read-only" in the_one_incident(told, "journal.unavailable")
 
 
+def test_without_a_journal_to_export_to_spans_are_in_files(tmp_path):
+    (tmp_path / "file").write_text("")
+    told = train(
+        tmp_path, NEMO_LENS_EXPORTER="journal", NEMO_LENS_JOURNAL_DIR=str(tmp_path / "file/below")
+    )
+    # All of them are in the files: train() has compared the numbers.
+    assert told["diagnostics"] == {"journal.unavailable": 1, "journal.replaced": 1}
+    assert any("spans go to a file of the run directory" in text for text in told["warnings"])
+
+
 def test_directory_is_deleted(tmp_path):
     told = train(tmp_path, lambda: shutil.rmtree(tmp_path / "journals"))
     assert "deleted" in the_one_incident(told, "journal.deleted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -89,6 +90,14 @@ def install(request: Request) -> TelemetryHandle:
         wanted = config.traces_enabled or given is not None
         plan = JournalPlan(config, request.identity.run_id, resource, directory, given is not None)
         journal = open_journal(plan) if wanted else None
+        if wanted and plan.keeps == "ship" and journal is None:
+            diagnostics.record(
+                "journal.replaced",
+                "exporter journal has no journal, so spans go to a file of the run directory",
+                todo="Set NEMO_LENS_JOURNAL_DIR to a local directory with room; lens agent sends "
+                "the file too.",
+            )
+            destinations = dataclasses.replace(destinations, exporter="file", write_through=True)
         # One that keeps spans until they end has nothing to forget when they have been exported.
         kept = None if journal is None or plan.keeps == "open" else journal.exported
         if journal is not None:

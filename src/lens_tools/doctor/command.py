@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import click
+from opentelemetry.sdk.resources import Resource
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,9 +21,12 @@ from lens_core import NemoLensConfig, span_registry
 from lens_core.diagnostics import describe, diagnostics
 from lens_core.errors import ConfigError
 from lens_core.identity.run import resolve_run_identity
+from lens_core.journal.location import journal_directory
+from lens_core.telemetry.config import JOURNAL_MODES
 from lens_core.telemetry.export.destinations import LOGS, METRICS, SPANS, otlp_sink
 from lens_core.telemetry.export.endpoints import shown_endpoint
 from lens_core.telemetry.export.otlp_settings import OtlpSettings, read_otlp_settings
+from lens_core.telemetry.journaling import JournalPlan
 from lens_core.telemetry.pipeline.export_result import Outcome
 from lens_core.telemetry.sampling import sampler_from_env
 from lens_tools.doctor.libraries import (
@@ -109,6 +113,8 @@ def _settings() -> Iterator[Finding]:
         yield from _otlp(signals)
     elif config.exporter != "console":
         yield _writable(Path(config.output_dir))
+    if config.traces_enabled and config.journal in JOURNAL_MODES:
+        yield _journal(config)
 
 
 def _sampling() -> Finding:
@@ -178,6 +184,24 @@ def _writable(directory: Path) -> Finding:
             "problem",
             f"{directory.resolve()} cannot be written ({error.strerror}); set NEMO_LENS_OUTPUT_DIR",
         )
+
+
+def _journal(config: NemoLensConfig) -> Finding:
+    """Whether spans would survive their process's being killed."""
+    plan = JournalPlan(config, "doctor", Resource.get_empty(), Path(config.output_dir), False)
+    if plan.keeps is None:
+        return Finding("journal", "ok", "none is kept: open spans are lost with a killed process")
+    directory = journal_directory(config.journal_dir, "doctor")
+    found = _writable(directory.parent)
+    kept = "spans that are open" if plan.keeps == "open" else "all spans until they are exported"
+    if found.verdict == "ok":
+        return Finding("journal", "ok", f"{kept}, in {directory.parent}")
+    return Finding(
+        "journal",
+        "problem",
+        f"{directory.parent} cannot be written: spans do not survive a killed process"
+        f"{', and go to files instead' if plan.keeps == 'ship' else ''}; set NEMO_LENS_JOURNAL_DIR",
+    )
 
 
 def _identity() -> Iterator[Finding]:
