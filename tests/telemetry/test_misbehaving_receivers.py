@@ -20,6 +20,7 @@ from lens_core.diagnostics import diagnostics
 from lens_core.telemetry.export.bounded_session import bounded_session
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
 from lens_core.telemetry.export.endpoints import shown_endpoint
+from lens_core.telemetry.export.http_sink import _is_same_receiver
 from lens_core.telemetry.export.otlp_settings import read_otlp_settings
 from lens_core.telemetry.pipeline.delivery import Delivery, DeliverySettings
 from lens_core.telemetry.pipeline.export_result import ExportResult, Outcome
@@ -94,7 +95,7 @@ DELIVERED = {
     "an empty answer of no type": {"kind": ""},
     "202 without a body": {"status": 202},
     "an empty object": {"body": b"{}", "kind": "application/json; charset=utf-8"},
-    "a field of later": {"body": b'{"later": 1}', "kind": "application/json"},
+    "no complaint": {"body": b'{"partialSuccess": {}}', "kind": "application/json"},
 }
 NOT_DELIVERED = {
     "a web page": {"body": b"<html>Sign in</html>", "kind": "text/html"},
@@ -102,11 +103,17 @@ NOT_DELIVERED = {
     "a page that says it is protobuf": {"body": b"<html>Sign in</html>"},
     "an empty page": {"kind": "text/html; charset=utf-8"},
     "a text": {"body": b"welcome", "kind": "text/plain"},
+    "an empty text": {"kind": "text/plain"},
+    "a server that says how it is": {
+        "body": b'{"status": "Server available"}',
+        "kind": "application/json",
+    },
     "a list": {"body": b"[1]", "kind": "application/json"},
     "no JSON": {"body": b"{", "kind": "application/json"},
     "a redirect to a login": {"status": 302, "Location": "/login"},
     "a redirect that asks to GET": {"status": 303, "Location": "/v1/traces"},
     "a redirect to nowhere": {"status": 307},
+    "a redirect to another port": {"status": 307, "Location": "http://127.0.0.1:9/v1/traces"},
     "a redirect to another host": {"status": 308, "Location": "http://localhost:9/v1/traces"},
 }
 
@@ -137,6 +144,21 @@ def test_a_redirect_to_the_same_host_is_followed_with_the_whole_request(status):
     path, headers, names = posts[-1]
     assert (path, names) == ("/elsewhere/v1/traces", ["s0", "s1", "s2"])
     assert headers["authorization"] == "Bearer ours"
+
+
+@pytest.mark.parametrize(
+    ("there", "same"),
+    [
+        ("https://c:4318/x", True),
+        ("http://c:4318/x", False),
+        ("https://c/x", False),
+        ("https://d:4318/x", False),
+        ("https://c:99999/", False),
+    ],
+)
+def test_an_authorization_is_not_repeated_in_clear_or_elsewhere(there, same):
+    assert _is_same_receiver("https://c:4318/v1/traces", there) is same
+    assert _is_same_receiver("http://c/v1/traces", "https://c/v1/traces")
 
 
 DRIPS = {

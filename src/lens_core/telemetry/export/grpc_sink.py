@@ -42,7 +42,9 @@ _RETRYABLE_GRPC: Final = frozenset(
 _UNREACHABLE: Final = frozenset(
     {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 )
-_TOO_LARGE: Final = "larger than max"
+#: What servers say of a request that is larger than they take: those of C++ and Go, Java, Rust.
+_TOO_LARGE: Final = ("larger than max", "exceeds maximum", "length too large")
+_SIZE_CODES: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE})
 _CHECK: Final = (
     "Check OTEL_EXPORTER_OTLP_ENDPOINT from this host with lens doctor; without http:// in front "
     "gRPC uses TLS."
@@ -109,7 +111,7 @@ class GrpcSink(Generic[T]):
             code, said = error.code(), error.details() or ""
         # What a server says of a request that is larger than it takes; else it is out of memory or
         # of quota, which passes.
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in said:
+        if code in _SIZE_CODES and any(words in said for words in _TOO_LARGE):
             todo = "They are halved; lower OTEL_BSP_MAX_EXPORT_BATCH_SIZE, or let it take more."
             return failed_export(Outcome.SPLIT, "otlp.refused", f"{name}: {said}", todo)
         outcome = Outcome.RETRY if code in _RETRYABLE_GRPC else Outcome.REFUSED

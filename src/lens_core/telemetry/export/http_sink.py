@@ -100,7 +100,7 @@ class HttpSink(Generic[T]):
         for _ in range(_MAX_REDIRECTS):
             response = self._session.post(url, body, timeout=timeout_s, allow_redirects=False)
             there = urljoin(url, response.headers.get("Location", ""))
-            if response.status_code not in _REPEATING or not _is_same_host(url, there):
+            if response.status_code not in _REPEATING or not _is_same_receiver(url, there):
                 break
             url = there
         return response
@@ -158,8 +158,20 @@ _REMEDIES: Final = {
 }
 
 
-def _is_same_host(url: str, there: str) -> bool:
-    return urlsplit(url).hostname == urlsplit(there).hostname
+def _is_same_receiver(url: str, there: str) -> bool:
+    """Whether the headers, an authorization among them, may be sent there as well.
+
+    The same scheme, host and port; or the same host by TLS, which is no less safe.
+    """
+    try:
+        before, after = urlsplit(url), urlsplit(there)
+        if before.hostname != after.hostname:
+            return False
+        if (before.scheme, after.scheme) == ("http", "https"):
+            return True
+        return (before.scheme, before.port) == (after.scheme, after.port)
+    except ValueError:  # no port, or no URL at all
+        return False
 
 
 def _retry_after_s(response: requests.Response) -> float | None:
@@ -176,10 +188,12 @@ def _rejected(response: requests.Response, name: str) -> int | None:
     """Records that the receiver did not take; ``None`` where this is no answer of OTLP."""
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if not response.content:
-        return None if kind == "text/html" else 0
+        return None if kind.startswith("text/") else 0
     try:
         if kind.endswith("json"):
             answer = json.loads(response.content)
+            if not isinstance(answer, dict) or set(answer) - {"partialSuccess"}:
+                return None  # such as the health of a server that answers whatever it is asked
             partial = answer.get("partialSuccess") or {}
             rejected = sum(int(count) for key, count in partial.items() if key != "errorMessage")
             why = str(partial.get("errorMessage", ""))
