@@ -57,14 +57,14 @@ class Operation:
         *,
         waits: bool = True,
     ) -> None:
-        self.op = op
-        self.group = group
-        self.began_ns = began_ns
-        self.sequence = sequence
-        self.peer = peer
-        self.bytes = bytes_
-        self.is_over = False
-        self.waits = waits
+        self.op: str = op
+        self.group: Any = group
+        self.began_ns: int = began_ns
+        self.sequence: int | None = sequence
+        self.peer: int | None = peer
+        self.bytes: int = bytes_
+        self.is_over: bool = False
+        self.waits: bool = waits
         #: Its span, from when it is late; whoever takes it out ends it.
         self.opened: list[Span] = []
 

@@ -43,19 +43,20 @@ class PhaseClock:
         self._after = ""
         self._next = {"data": "forward"}
         self.usual_ns: dict[str, int] = {}
-        self.phase = ""
+        self.phase: str = ""
         self.start()
 
     def start(self) -> None:
         """A new step begins: nothing is added up, and no phase goes on."""
-        self.own_ns = dict.fromkeys(_PHASES, 0)
-        self.queued_ns = dict.fromkeys(_PHASES, 0)
-        self.wait_ns = 0
+        self.own_ns: dict[str, int] = dict.fromkeys(_PHASES, 0)
+        self.queued_ns: dict[str, int] = dict.fromkeys(_PHASES, 0)
+        self.wait_ns: int = 0
         self._waits = 0
         self._gap_ns = 0
         self._stack.clear()
         self.phase = ""
-        self._last_ns = self.since_ns = time.time_ns()
+        self.since_ns: int = time.time_ns()
+        self._last_ns = self.since_ns
         self._last_queued_ns = self._read_queued_ns()
 
     @property

@@ -78,22 +78,22 @@ class Recorder:
         optimizer_steps: Steps of any optimizer so far.
     """
 
-    is_training_thread = property(_is_training_thread)
+    is_training_thread: property = property(_is_training_thread)
 
     def __init__(self) -> None:
-        self.is_live = False
-        self.thread = 0
+        self.is_live: bool = False
+        self.thread: int = 0
         os.register_at_fork(after_in_child=self._after_fork)
         self._reset()
 
     def _reset(self) -> None:
-        self.rule = StepRule()
-        self.clock = PhaseClock()
+        self.rule: StepRule = StepRule()
+        self.clock: PhaseClock = PhaseClock()
         self.operations: dict[int, Operation] = {}
         self.late: list[Span] = []
         self.finished: deque[tuple[float, float | None]] = deque(maxlen=4096)
-        self.number = 0
-        self.is_evaluating = False
+        self.number: int = 0
+        self.is_evaluating: bool = False
         self.step: tuple[AbstractContextManager[Span], Span] | None = None
         self._preparing: Span | None = None
         self._began_s = 0.0

@@ -22,7 +22,7 @@ class StepRule:
     """
 
     def __init__(self) -> None:
-        self.has_stepped = False
+        self.has_stepped: bool = False
         self._primary: weakref.ref[object] | None = None
         self._has_fetched = False
         self._loader_drives = False
