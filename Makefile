@@ -30,10 +30,8 @@ $(RECEIVER_READY): constraints-receiver.txt
 demo: $(READY)
 	$(BIN)/lens demo
 
-# Two files at a time: most tests wait for processes of their own. A file's tests stay together, so
-# that they share what they start.
 test: $(READY) $(RECEIVER_READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
 """However a process ends, its spans arrive: 40 that had ended and 2 that were open."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -145,11 +146,16 @@ def test_that_a_span_was_cut_short_is_in_the_journal_too(tmp_path):
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    returned, _, err = run(code, environment(tmp_path, unused_endpoint(), NEMO_LENS_JOURNAL="all"))
+    own = {"NEMO_LENS_JOURNAL": "all", "NEMO_LENS_JOURNAL_DIR": str(tmp_path / "journals")}
+    returned, _, err = run(code, environment(tmp_path, unused_endpoint(), **own))
     assert returned == -signal.SIGKILL, err
     lens = Path(sys.executable).with_name("lens")
     done = subprocess.run(
-        [lens, "recover", tmp_path / "run"], capture_output=True, text=True, timeout=60
+        [lens, "recover", tmp_path / "run"],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     (span,) = [span for span, _ in file_spans(tmp_path) if span["name"] == "cut"]
     found = {pair["key"]: pair["value"] for pair in span["attributes"]}

@@ -16,7 +16,7 @@ from ray.exceptions import RayTaskError
 from lens_contrib.ray.compat import leaves_actor
 from lens_core.diagnostics import diagnostics
 from lens_core.semconv import ERROR_TYPE, RAY_TASK_CANCELLED
-from lens_core.spans.status import error_type, one_line, record_error
+from lens_core.spans.status import error_type, mark_ordinary_end, one_line, record_error
 
 __all__ = ["record_failure"]
 
@@ -34,8 +34,10 @@ def record_failure(span: Span, error: BaseException, *, cancels: bool = False) -
     """
     try:
         if leaves_actor(error):
+            mark_ordinary_end(error)
             return
         if cancels and isinstance(error, _CANCELLATIONS):
+            mark_ordinary_end(error)
             span.set_attribute(RAY_TASK_CANCELLED, True)
         elif isinstance(error, RayTaskError):
             _name(span, error)

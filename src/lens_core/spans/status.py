@@ -9,6 +9,7 @@ stopped early) and ``SystemExit`` with status 0.
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from typing import Final
 
 from opentelemetry.trace import Span, Status, StatusCode
@@ -17,7 +18,14 @@ from lens_core.diagnostics import describe, diagnostics
 from lens_core.semconv import ERROR_TYPE
 from lens_core.spans.attributes import redact_text
 
-__all__ = ["end_span", "error_type", "is_ordinary_end", "one_line", "record_error"]
+__all__ = [
+    "end_span",
+    "error_type",
+    "is_ordinary_end",
+    "mark_ordinary_end",
+    "one_line",
+    "record_error",
+]
 
 _MAX_DESCRIPTION: Final = 256
 
@@ -27,6 +35,12 @@ def is_ordinary_end(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code is None or error.code == 0
     return isinstance(error, GeneratorExit)
+
+
+def mark_ordinary_end(error: BaseException) -> None:
+    """Say of an exception that it ends a call as it should, and not the process."""
+    with suppress(AttributeError):
+        error._lens_ordinary_end = True  # type: ignore[attr-defined]
 
 
 def error_type(error: BaseException) -> str:

@@ -135,7 +135,7 @@ class SpanPipeline(SpanProcessor):
         if span_id in self._last_works:
             self._last_works.discard(span_id)
             return span
-        if not isinstance(error, ENDS_OF_PROCESS):
+        if not isinstance(error, ENDS_OF_PROCESS) or hasattr(error, "_lens_ordinary_end"):
             return span
         reason = "SIGINT" if isinstance(error, KeyboardInterrupt) else self.exit_reason()
         return cut_short(span, reason, known, self._processors)
