@@ -58,7 +58,7 @@ sanitize: $(READY)
 		src/lens_core/_native.c -o $(SANITIZED)/lens_core/_native.abi3.so
 	cd $(SANITIZED) && LENS_NATIVE=1 PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
-		PYTHONPATH=. $(CURDIR)/$(BIN)/python -m tests.core.native_cases 100000 $$RANDOM$$$$
+		PYTHONPATH=. $(CURDIR)/$(BIN)/python -m tests.core.native_cases 100000 $$$$
 
 clean:
 	rm -rf $(VENV) $(RECEIVER) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

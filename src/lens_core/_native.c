@@ -345,7 +345,8 @@ static PyObject *current_carrier(PyObject *module, PyObject *const *args, Py_ssi
  * event loop takes it. So the handler that Python installed is called from one of ours, which
  * writes the number to a descriptor of ours first. A process has one disposition for a signal,
  * whatever interpreters it has, so this state is the process's. */
-static struct sigaction behind;
+static struct sigaction behind; /* Python's own, as it was found first */
+static int has_behind;
 static volatile sig_atomic_t watching = -1; /* the descriptor */
 static volatile pid_t watcher;
 
@@ -367,9 +368,12 @@ static PyObject *watch_signal(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "ii", &signum, &fd)) return NULL;
     if (sigaction(signum, NULL, &now) < 0) return PyErr_SetFromErrno(PyExc_OSError);
     if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != on_signal) {
-        /* Python's own handler must be there: what is behind ours is called. */
+        /* Only ever in front of Python's own handler. One of another's C code (faulthandler with
+         * chain=True) calls what was there before, which is ours: in front of it, without end. */
         if (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN) Py_RETURN_FALSE;
+        if (has_behind && now.sa_handler != behind.sa_handler) Py_RETURN_FALSE;
         behind = ours = now;
+        has_behind = 1;
         ours.sa_flags |= SA_SIGINFO;
         ours.sa_sigaction = on_signal;
         if (sigaction(signum, &ours, NULL) < 0) return PyErr_SetFromErrno(PyExc_OSError);

@@ -274,6 +274,11 @@ TAKEN = {
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(2.5)
     """,
+    "another's handler in C, which calls the one before": """
+        import faulthandler
+        faulthandler.register(signal.SIGTERM, file=open(os.devnull, "w"), chain=True)
+        time.sleep(2.5)
+    """,
     "a loop that is still there": """
         loop = asyncio.new_event_loop()
         loop.add_signal_handler(signal.SIGUSR1, print)

@@ -10,11 +10,16 @@ the store; :func:`in_forward_context` and :func:`backward_context` for autograd 
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from lens_core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from lens_contrib.torch.autotrace import instrument, uninstrument
 
 try:
     from lens_contrib.torch.autograd import backward_context, in_forward_context
-    from lens_contrib.torch.autotrace import instrument, uninstrument
     from lens_contrib.torch.device_mesh import mesh_coordinates
     from lens_contrib.torch.published_context import latest_trace_context, publish_trace_context
     from lens_contrib.torch.run_id_agreement import agree_run_id
@@ -22,6 +27,14 @@ try:
     from lens_contrib.torch.waits import waiting
 except MissingExtraError as _missing:
     __getattr__ = _missing.when_asked(globals())
+else:
+
+    def __getattr__(name: str) -> object:
+        # Only who traces an untouched script pays for all that this needs.
+        if name in ("instrument", "uninstrument"):
+            return getattr(import_module("lens_contrib.torch.autotrace"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "agree_run_id",

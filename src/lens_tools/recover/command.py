@@ -15,6 +15,7 @@ from lens_core.journal.recover.recovery import DirectorySink, RecoveryResult, Re
 from lens_core.journal.recover.recovery import recover as recover_journals
 from lens_core.journal.recover.sinks import own_directory
 from lens_core.telemetry.export.destinations import SPANS, otlp_sink
+from lens_core.telemetry.export.endpoints import shown_endpoint
 from lens_core.telemetry.journaling import SenderSink
 from lens_tools.options import otlp_option, recovered_to_options, seconds_option
 from lens_tools.records.read import RunError, run_files
@@ -81,7 +82,7 @@ def recover(
         console.print(f"{name}: somebody else is recovering it", markup=False)
     if sent.sent or sent.known:
         console.print(
-            f"sent {sent.sent} spans of files to {otlp}; {sent.known} had been sent before",
+            f"sent {sent.sent} spans of files to {shown_endpoint(otlp)}; {sent.known} had been sent before",
             markup=False,
         )
     for problem in [*result.problems, *sent.problems]:
@@ -107,7 +108,7 @@ def ship(directory: str, otlp: str | None) -> None:
         sys.exit(2)
     recovered = result.ended + result.truncated
     click.echo(
-        f"sent {sent.sent} spans to {endpoint}; {sent.known} had been sent before, "
+        f"sent {sent.sent} spans to {shown_endpoint(endpoint)}; {sent.known} had been sent before, "
         f"{recovered} came from journals of processes that were killed"
     )
     for problem in [*result.problems, *sent.problems]:

@@ -19,6 +19,7 @@ from lens_core.errors import LensError
 from lens_core.otlp.json_spans import to_line
 from lens_core.semconv import NEMO_RUN_ID
 from lens_core.shared_files import file_name, write_atomically
+from lens_core.telemetry.export.endpoints import shown_endpoint
 
 __all__ = ["JaegerError", "import_from_jaeger"]
 
@@ -33,7 +34,7 @@ class JaegerError(LensError, RuntimeError):
     """A Jaeger that does not answer as one, or does not know the run."""
 
     def __init__(self, url: str, problem: str) -> None:
-        super().__init__(f"{url}: {problem}")
+        super().__init__(f"{shown_endpoint(url)}: {problem}")
         self.url = url
         self.problem = problem
 

@@ -9,22 +9,16 @@ first bytes and not by the name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
+import orjson
 import pyarrow as pa
 
 from lens_core.errors import MissingExtraError
 from lens_core.otlp.json_spans import JsonObject
 from lens_core.shared_files import open_regular
-
-try:
-    import orjson
-except ImportError:  # it is quicker, and nothing else
-    _loads: Callable[[bytes], Any] = json.loads
-else:
-    _loads = orjson.loads
 
 try:
     from google.protobuf.json_format import MessageToDict
@@ -135,7 +129,7 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[Message]:
 def _parsed(line: bytes) -> JsonObject | str:
     try:
         try:
-            found = _loads(line)
+            found = orjson.loads(line)
         except ValueError:
             # Lone surrogates, NaN: json takes what orjson does not.
             found = json.loads(line)

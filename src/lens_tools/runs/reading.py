@@ -56,7 +56,7 @@ def read_run(
     reading = ReadingReport(files=len(files))
     with _cache_directory(root, cache) as shards:
         imported = [file for file in files if file.suffix == ".parquet"]
-        tables, times = _imported(imported, reading)
+        tables, times = _imported(imported, reading), list[pa.Table]()
         others = [file for file in files if file.suffix != ".parquet"]
         _read_ahead(others, shards, workers or os.cpu_count() or 1)
         for file in others:
@@ -174,9 +174,7 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _imported(
-    files: Sequence[Path], reading: ReadingReport
-) -> tuple[list[pa.Table], list[pa.Table]]:
+def _imported(files: Sequence[Path], reading: ReadingReport) -> list[pa.Table]:
     tables = []
     for file in files:
         try:
@@ -189,4 +187,4 @@ def _imported(
             tables.append(table.cast(SPANS))
         except (OSError, pa.ArrowException, ValueError) as error:
             reading.found("unreadable files", 1, f"{file}: {error}")
-    return tables, []
+    return tables

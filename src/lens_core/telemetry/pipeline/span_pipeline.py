@@ -79,6 +79,7 @@ class SpanPipeline(SpanProcessor):
     def _after_fork(self) -> None:
         self._open = {}
         self._twins = []
+        self._last_works = set()
         self._is_new_child = True
         child = child_resource()
         self._overlay = child if self._overlay is None else self._overlay.merge(child)
