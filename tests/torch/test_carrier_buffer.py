@@ -35,7 +35,7 @@ def test_only_the_very_buffer_has_room():
     from lens_contrib.nccl.buffers import room_behind
 
     buffer = nccl.carrier_buffer((4,))
-    assert room_behind(buffer).wire.numel() == 16 + P2P_CAPACITY
+    assert room_behind(buffer).wire[0].numel() == 16 + P2P_CAPACITY
     for other in (buffer[:], buffer.detach(), copy.deepcopy(buffer), buffer.clone(), torch.ones(4)):
         with pytest.raises(MessageError, match="very tensor"):
             room_behind(other)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Final
 
+from lens_contrib.nccl.messages import TensorMessage
 from lens_contrib.torch.frame_buffers import FrameBuffer
 from lens_core.errors import MessageError, MissingExtraError
 from lens_core.frame import P2P_CAPACITY
@@ -18,6 +19,7 @@ except ImportError as error:
 
 __all__ = ["carrier_buffer", "room_behind"]
 
+_new: Final = object.__new__
 _QUANTIZED: Final = frozenset(
     (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 )
@@ -26,10 +28,11 @@ _QUANTIZED: Final = frozenset(
 class _Allocation:
     """What is known of one tensor of :func:`carrier_buffer`, to tell that it is still the same."""
 
-    __slots__ = ("buffer", "shape", "start", "tensor")
+    __slots__ = ("buffer", "shape", "start", "tensor", "wire")
 
     def __init__(self, buffer: FrameBuffer, tensor: torch.Tensor) -> None:
         self.buffer = buffer
+        self.wire = (buffer.wire,)
         self.start = tensor.data_ptr()
         self.shape = tensor.shape
         # Weak: the tensor's life is the user's; with it goes this entry.
@@ -77,8 +80,8 @@ def carrier_buffer(
     return tensor
 
 
-def room_behind(tensor: torch.Tensor) -> FrameBuffer:
-    """The memory of a tensor of :func:`carrier_buffer`, with the room behind it.
+def room_behind(tensor: torch.Tensor) -> TensorMessage:
+    """A message in the memory of a tensor of :func:`carrier_buffer`, with the room behind it.
 
     Raises:
         MessageError: If the tensor is not one, or was moved to other memory since.
@@ -95,4 +98,9 @@ def room_behind(tensor: torch.Tensor) -> FrameBuffer:
             "copy of it and not after .data or set_() moved it; copy_() into it, or use another "
             "mode on both sides"
         )
-    return known.buffer
+    # In place of __init__: a message is sent with cold caches, where each function of Python that
+    # it enters counts.
+    message = _new(TensorMessage)
+    message.tensor, message.wire, message.buffer = tensor, known.wire, known.buffer
+    message.packed = False
+    return message

@@ -6,7 +6,7 @@ import weakref
 from typing import Final
 
 from lens_contrib.nccl.messages import TensorMessage
-from lens_contrib.nccl.transports import TensorTransport
+from lens_contrib.nccl.transports import Mode, TensorTransport, auto_mode, transport_of
 from lens_contrib.torch.process_groups import GroupFacts, group_facts, require_alive
 from lens_core.channel import Channel
 from lens_core.errors import MessageError, MissingExtraError, PeerRankError
@@ -21,8 +21,15 @@ except ImportError as error:
 __all__ = ["RECEIVING", "SENDING", "PeerChannels", "peer_channels"]
 
 
+class TensorChannel(Channel[TensorMessage]):
+    """A channel of tensors."""
+
+    __slots__ = ()
+    transport: TensorTransport
+
+
 class PeerChannels:
-    """The channels to or from one peer: one a transport, with one count of messages.
+    """The channels to or from one peer: one a mode, with one count of messages.
 
     Attributes:
         rank: This process's global rank.
@@ -38,14 +45,22 @@ class PeerChannels:
         self.peer = peer
         self.group_peer = facts.group_ranks[peer]
         self.sequence = SequenceChecker()
-        self._channels: dict[TensorTransport, Channel[TensorMessage]] = {}
+        self._channels: dict[Mode, TensorChannel] = {}
 
-    def over(self, transport: TensorTransport) -> Channel[TensorMessage]:
-        """The channel of a transport."""
-        channel = self._channels.get(transport)
+    def by(self, mode: Mode, tensor: torch.Tensor) -> TensorChannel:
+        """The channel by which this tensor travels in a mode.
+
+        Raises:
+            MessageError: If there is no such mode.
+        """
+        if mode == "auto":
+            mode = auto_mode(tensor)
+        channel = self._channels.get(mode)
         if channel is None:
-            channel = self._channels[transport] = Channel(
-                transport, self.sequence, where=lambda: f"rank {self.rank} and rank {self.peer}"
+            channel = self._channels[mode] = TensorChannel(
+                transport_of(mode),
+                self.sequence,
+                where=lambda: f"rank {self.rank} and rank {self.peer}",
             )
         return channel
 
@@ -104,7 +119,8 @@ def peer_channels(
     elif not is_default:
         require_alive(group, channels.facts.rank)
     try:
-        call = (peer, group_peer, tag, tensor.device.type)
+        # Not device.type on the host: it makes two objects, which a message of 4 KB feels.
+        call = (peer, group_peer, tag, "cpu" if tensor.is_cpu else tensor.device.type)
     except AttributeError:
         raise MessageError(f"expected a torch.Tensor, got {type(tensor).__name__}") from None
     known = channels.by_call.get(call)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from lens_contrib.nccl.channels import PeerChannels
 from lens_contrib.nccl.messages import TensorMessage
-from lens_contrib.nccl.transports import Mode, transport_for
+from lens_contrib.nccl.transports import Mode
 from lens_core.carrier import Carrier
 from lens_core.errors import MissingExtraError
 
@@ -30,8 +30,7 @@ class SendOp:
     __slots__ = ("message",)
 
     def __init__(self, tensor: torch.Tensor, mode: Mode, channels: PeerChannels) -> None:
-        channel = channels.over(transport_for(tensor, mode))
-        self.message = channel.outgoing(TensorMessage(tensor))
+        self.message = channels.by(mode, tensor).outgoing(TensorMessage(tensor))
 
     def finish(self) -> None:
         """To be called once the operations are waited for."""
@@ -51,9 +50,8 @@ class RecvOp:
     __slots__ = ("_channel", "_received", "_turn", "message")
 
     def __init__(self, tensor: torch.Tensor, mode: Mode, channels: PeerChannels) -> None:
-        transport = transport_for(tensor, mode)
-        self._channel = channels.over(transport)
-        self.message = transport.expect(tensor)
+        self._channel = channels.by(mode, tensor)
+        self.message = self._channel.transport.expect(tensor)
         self._turn = next(channels.sequence.posted)
         self._received: Carrier | None = None
 

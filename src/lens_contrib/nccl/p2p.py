@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from lens_contrib.nccl.channels import RECEIVING, SENDING, peer_channels
 from lens_contrib.nccl.messages import TensorMessage
 from lens_contrib.nccl.ops import CarrierWork, RecvOp, SendOp
-from lens_contrib.nccl.transports import Mode, transport_for
+from lens_contrib.nccl.transports import Mode, auto_mode, transport_of
+from lens_contrib.torch.compat import default_group
 from lens_contrib.torch.process_groups import member_group
 from lens_core.carrier import Carrier
 from lens_core.errors import MissingExtraError, PeerRankError
@@ -59,21 +60,22 @@ def send(
         ProcessGroupError: If the group is destroyed.
         RuntimeError: Whatever the operation itself raises.
     """
-    member = member_group(group)
+    member = default_group() if group is None else member_group(group)
     if member is None:
         dist.send(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
         return
     channels = peer_channels(SENDING, member, dst, group_dst, tag, tensor, is_default=group is None)
     if channels.peer == channels.rank:
         raise PeerRankError(channels.rank, channels.peer, "a blocking send to itself never returns")
-    message = channels.over(transport_for(tensor, mode)).outgoing(TensorMessage(tensor))
+    message = channels.by(mode, tensor).outgoing(TensorMessage(tensor))
     # The group's own send, here and below: what dist.send would check was checked above.
     works = []
     for part in message.wire:
         works.append(member.send([part], channels.group_peer, tag))
     for work in works:
         work.wait()
-    message.release()
+    if mode != "buffer":  # whose room is the user's
+        message.release()
 
 
 def recv(
@@ -110,7 +112,7 @@ def recv(
         ProcessGroupError: If the group is destroyed.
         RuntimeError: Whatever the operation itself raises.
     """
-    member = member_group(group)
+    member = default_group() if group is None else member_group(group)
     if member is None:
         dist.recv(tensor, src, group, tag)  # torch's own error, or its warning for a non-member
         return None
@@ -121,8 +123,8 @@ def recv(
         raise PeerRankError(
             channels.rank, channels.peer, "a blocking receive from itself never returns"
         )
-    transport = transport_for(tensor, mode)
-    message = transport.expect(tensor)
+    channel = channels.by(mode, tensor)
+    message = channel.transport.expect(tensor)
     sequence = channels.sequence
     turn = next(sequence.posted)
     works = []
@@ -131,8 +133,9 @@ def recv(
     for work in works:
         work.wait()
     due = (turn + sequence.ahead) & MAX_SEQUENCE
-    carrier = channels.over(transport).arrived(message, due=due).carrier
-    message.release()
+    carrier = channel.arrived(message, due=due).carrier
+    if mode != "buffer":
+        message.release()
     return carrier if carrier.ids is not None else carrier.or_none()
 
 
@@ -153,7 +156,7 @@ def isend(
     Returns:
         The work to wait for; ``None`` on a rank that is not in the group, as in torch.
     """
-    member = member_group(group)
+    member = default_group() if group is None else member_group(group)
     if member is None:
         dist.isend(tensor, dst, group, tag)  # torch's own error, or its warning for a non-member
         return None
@@ -180,7 +183,7 @@ def irecv(
     Returns:
         The work to wait for; ``None`` on a rank that is not in the group, as in torch.
     """
-    member = member_group(group)
+    member = default_group() if group is None else member_group(group)
     if member is None:
         dist.irecv(tensor, src, group, tag)  # torch's own error, or its warning for a non-member
         return None
@@ -217,7 +220,8 @@ def batch_isend_irecv(
     """
     for each in p2p_op_list:
         # All are checked before the first takes its turn: a refused batch leaves no gap.
-        transport_for(each.tensor, mode).room(each.tensor).release()
+        transport = transport_of(auto_mode(each.tensor) if mode == "auto" else mode)
+        transport.room(each.tensor).release()
     ops: list[SendOp | RecvOp] = []
     wire_ops: list[dist.P2POp] = []
     for each in p2p_op_list:

@@ -37,7 +37,8 @@ __all__ = [
     "PackedTransport",
     "PairedTransport",
     "TensorTransport",
-    "transport_for",
+    "auto_mode",
+    "transport_of",
 ]
 
 #: How a carrier travels; ``"auto"`` is ``"packed"`` up to :data:`PACK_LIMIT_BYTES`, else
@@ -137,7 +138,7 @@ class PackedTransport(TensorTransport):
     def room(self, tensor: torch.Tensor) -> TensorMessage:
         """A message whose wire is one ``uint8`` of the tensor's size and 256 more."""
         check_tensor(tensor)
-        buffer = frame_buffer(tensor.device, tensor.nbytes)
+        buffer = frame_buffer(tensor.nbytes, device=None if tensor.is_cpu else tensor.device)
         return TensorMessage(tensor, (buffer.wire,), buffer, packed=True)
 
 
@@ -149,7 +150,7 @@ class PairedTransport(TensorTransport):
     def room(self, tensor: torch.Tensor) -> TensorMessage:
         """A message whose wire is the tensor and a frame on its device."""
         check_tensor(tensor)
-        buffer = frame_buffer(tensor.device)
+        buffer = frame_buffer(device=None if tensor.is_cpu else tensor.device)
         # Back ends know no complex numbers.
         plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         return TensorMessage(tensor, (plain, buffer.wire), buffer)
@@ -159,33 +160,30 @@ class BufferTransport(TensorTransport):
     """One message and no copy: the frame is in the room behind a ``carrier_buffer`` tensor."""
 
     name = "nccl.buffer"
-
-    def room(self, tensor: torch.Tensor) -> TensorMessage:
-        """A message whose wire is the tensor's own memory with the room behind it."""
-        buffer = room_behind(tensor)
-        return TensorMessage(tensor, (buffer.wire,), buffer)
+    room = staticmethod(room_behind)
 
 
-_packed: Final = PackedTransport()
-_paired: Final = PairedTransport()
-_by_mode: Final[Mapping[str, TensorTransport]] = {
-    "packed": _packed,
-    "paired": _paired,
+_transports: Final[Mapping[str, TensorTransport]] = {
+    "packed": PackedTransport(),
+    "paired": PairedTransport(),
     "buffer": BufferTransport(),
 }
 
 
-def transport_for(tensor: torch.Tensor, mode: Mode) -> TensorTransport:
-    """The transport of a mode, for this tensor.
+def auto_mode(tensor: torch.Tensor) -> Mode:
+    """What ``"auto"`` is for this tensor."""
+    # A sparse tensor has no nbytes; it is refused where its room is made, with what to do.
+    sparse = tensor.layout is not torch.strided
+    return "packed" if sparse or tensor.nbytes <= PACK_LIMIT_BYTES else "paired"
+
+
+def transport_of(mode: Mode) -> TensorTransport:
+    """The transport of a mode that is not ``"auto"``.
 
     Raises:
         MessageError: If there is no such mode.
     """
-    if mode == "auto":
-        # A sparse tensor has no nbytes; it is refused where its room is made, with what to do.
-        sparse = tensor.layout is not torch.strided
-        return _packed if sparse or tensor.nbytes <= PACK_LIMIT_BYTES else _paired
     try:
-        return _by_mode[mode]
+        return _transports[mode]
     except KeyError:
         raise MessageError(f"mode={mode!r} is not one of auto, packed, paired, buffer") from None

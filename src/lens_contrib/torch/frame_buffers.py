@@ -112,7 +112,7 @@ _kept: Final = _Kept(list)
 
 
 def frame_buffer(
-    device: torch.device, size: int = 0, *, capacity: int = P2P_CAPACITY
+    size: int = 0, *, device: torch.device | None = None, capacity: int = P2P_CAPACITY
 ) -> FrameBuffer:
     """Room for so many bytes and a frame; what it holds is not cleared.
 
@@ -120,11 +120,12 @@ def frame_buffer(
     such blocks by itself.
 
     Args:
-        device: Where it is.
         size: Bytes in front of the frame.
+        device: Where it is, if not on the host: to ask a host tensor for its device makes an
+            object, which a message of 4 KB feels.
         capacity: Bytes of the frame.
     """
-    if device.type != "cpu":
+    if device is not None and device.type != "cpu":
         wire = torch.empty(size + capacity, dtype=torch.uint8, device=device)
         return FrameBuffer(wire, None, capacity)
     try:

@@ -38,7 +38,7 @@ class BroadcastTransport:
 
     def empty(self, device: torch.device | None = None) -> FrameBuffer:
         """A message with nothing on it, to receive into: zeros, ``uint8[capacity]``."""
-        buffer = frame_buffer(device or torch.device("cpu"), capacity=self.capacity)
+        buffer = frame_buffer(device=device, capacity=self.capacity)
         buffer.clear()
         return buffer
 
@@ -56,7 +56,8 @@ class BroadcastTransport:
         if message.frame is not None and self.spare:
             buffer = self.spare.pop()
         else:
-            buffer = frame_buffer(message.wire.device, capacity=self.capacity)
+            device = None if message.frame is not None else message.wire.device
+            buffer = frame_buffer(device=device, capacity=self.capacity)
         if buffer.frame is not None:
             buffer.frame[:] = frame
         else:

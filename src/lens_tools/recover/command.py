@@ -80,9 +80,10 @@ def recover(
     )
     for name in result.busy:
         console.print(f"{name}: somebody else is recovering it", markup=False)
-    if sent.sent or sent.known:
+    if otlp is not None and (sent.sent or sent.known):
         console.print(
-            f"sent {sent.sent} spans of files to {shown_endpoint(otlp)}; {sent.known} had been sent before",
+            f"sent {sent.sent} spans of files to {shown_endpoint(otlp)}; "
+            f"{sent.known} had been sent before",
             markup=False,
         )
     for problem in [*result.problems, *sent.problems]:
