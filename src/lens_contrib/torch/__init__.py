@@ -48,3 +48,7 @@ __all__ = [
     "uninstrument",
     "waiting",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
